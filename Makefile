@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: env demo test lint bench clean
+
+env: .venv/ready
+
+# torch first: Horovod is compiled against it. The wheel is kept in the user's cache, so it is built once.
+.venv/ready: setup.py constraints.txt scripts/horovod_wheel.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch setuptools
+	$(BIN)/python -m pip install --quiet -c constraints.txt "$$(scripts/horovod_wheel.sh $(BIN)/python)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nlu,dev]'
+	touch $@
+
+demo: env
+	horovodrun -np 2 --gloo python -m tasks.demo
+
+test: lint
+	python -m pytest
+
+lint: env
+	ruff check .
+	ruff format --check .
+	mypy
+
+bench: env
+	python -m benchmarks.step_time
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

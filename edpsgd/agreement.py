@@ -1,0 +1,56 @@
+"""What the workers must agree on: checked at construction, and in every step without a message of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from edpsgd.collectives import Collective
+
+T = TypeVar("T")
+_SLOTS = 6  # a fingerprint of four bytes and a count of two, in elements that every dtype adds up exactly
+
+
+def slots(workers: int) -> int:
+    """How many elements ride along in the step's message."""
+    return _SLOTS * workers
+
+
+def write(tail: torch.Tensor, rank: int, fingerprint: int, discarded: torch.Tensor) -> None:
+    """Puts this worker's fingerprint and count into its own slots. Bytes, because even bfloat16 adds those exactly."""
+    tail.zero_()
+    own = tail[_SLOTS * rank : _SLOTS * (rank + 1)]
+    own[:4] = torch.tensor(list(fingerprint.to_bytes(4, "little")), dtype=tail.dtype).to(tail.device, non_blocking=True)
+    own[4:] = torch.stack([discarded // 256, discarded % 256]).to(tail.dtype)
+
+
+def read(tail: torch.Tensor) -> tuple[bool, int]:
+    """Whether all fingerprints in the summed tail are alike, and the total count. The step's one host read."""
+    rows = tail.view(-1, _SLOTS).tolist()
+    return all(row[:4] == rows[0][:4] for row in rows), int(sum(256 * row[4] + row[5] for row in rows))
+
+
+def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:
+    """Every worker's result, or an error on every worker if any of them failed."""
+    result, error = None, None
+    try:
+        result = prepare()
+    except (ValueError, OSError) as failure:
+        error = failure
+    answers = collective.gather((result, None if error is None else str(error)))
+    if error is not None:
+        raise error
+    for rank, (_, message) in enumerate(answers):
+        if message is not None:
+            raise ValueError(f"worker {rank} failed: {message}")
+    return [answer for answer, _ in answers]
+
+
+def check_alike(values: Sequence[Mapping[str, Any]]) -> None:
+    """Raises the same error on all workers if their descriptions differ."""
+    for key in dict.fromkeys(key for value in values for key in value):
+        if any(value.get(key) != values[0].get(key) for value in values):
+            listing = "; ".join(f"worker {rank}: {value.get(key)!r}" for rank, value in enumerate(values))
+            raise ValueError(f"the workers disagree on {key}: {listing}")

@@ -1,0 +1,130 @@
+"""Refusals: what would leak around the optimizer is an error before training starts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def check_model(model: nn.Module, forward: Callable[[], object] | None = None) -> None:
+    """Refuses a model whose buffers move in forward: they would carry private data that no noise covers.
+
+    Modules of torch that keep running statistics are known. Pass ``forward``, a function that runs the model on any
+    batch, and every other buffer is watched too; buffers are put back as they were.
+
+    Raises:
+        ValueError: naming the modules or buffers, and what to use instead.
+
+    Example:
+        >>> check_model(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
+    """
+    known = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if getattr(module, "track_running_stats", False) or isinstance(module, torch.ao.quantization.ObserverBase)
+    ]
+    if known:
+        raise ValueError(
+            f"running statistics of private data would end up in the model unprotected: {', '.join(known)}. Use "
+            "LayerNorm or GroupNorm, or track_running_stats=False; freeze pretrained statistics by replacing the "
+            "module with a fixed scale and shift"
+        )
+    moved = [] if forward is None else _moving_buffers(model, forward)
+    if moved:
+        raise ValueError(
+            f"buffers change in forward and would carry private data unprotected: {', '.join(moved)}. Compute them "
+            "from public data and keep them fixed, or make them parameters that the optimizer trains"
+        )
+
+
+def _moving_buffers(model: nn.Module, forward: Callable[[], object]) -> list[str]:
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            forward_in_training = model.train()
+            forward()
+        return [
+            name
+            for name, buffer in forward_in_training.named_buffers()
+            if name not in before or not torch.equal(buffer, before[name])
+        ]
+    finally:
+        model.train(was_training)
+        for name, buffer in model.named_buffers():
+            if name in before:
+                buffer.copy_(before[name])
+
+
+def check_inner(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses optimizers that cannot be wrapped."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if type(optimizer).__module__.startswith("horovod."):
+        raise ValueError(
+            "hvd.DistributedOptimizer sends the raw gradient during backward, before any clipping or noise: wrap the "
+            "plain torch optimizer instead, PrivateOptimizer sums over the workers by itself"
+        )
+    if type(optimizer).__module__.startswith("edpsgd."):
+        raise ValueError("the optimizer is private already: wrap the plain torch optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the model several times in a step, which cannot be accounted for")
+
+
+_NO_DDP = (
+    "DDP sends the raw gradient during backward, before any clipping or noise: use the plain module, PrivateOptimizer "
+    "sums over the workers by itself"
+)
+
+
+def check_no_ddp(parameters: Sequence[torch.Tensor]) -> None:
+    """Refuses parameters that a living DistributedDataParallel module holds."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    ours = {id(p) for p in parameters}
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), DistributedDataParallel) and not ours.isdisjoint(
+            map(id, candidate.parameters())
+        ):
+            raise ValueError(f"a DistributedDataParallel module holds these parameters. {_NO_DDP}")
+
+
+def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The parameters by name; refuses what named_parameters() of a plain model would not give."""
+    named = list(named_parameters)
+    if not all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor) for item in named):
+        raise ValueError("named_parameters must hold (name, parameter) pairs, as model.named_parameters() does")
+    if not named:
+        raise ValueError("named_parameters is empty: pass model.named_parameters()")
+    layers = dict(named)
+    if len(layers) < len(named) or len({id(p) for p in layers.values()}) < len(named):
+        raise ValueError("named_parameters holds a name or a parameter twice: pass model.named_parameters() as it is")
+    if all(name.startswith("module.") for name in layers):
+        raise ValueError(f"the parameters belong to a DistributedDataParallel module ({named[0][0]}). {_NO_DDP}")
+    for name, parameter in named:
+        if parameter.is_complex() or hasattr(parameter, "device_mesh"):
+            raise ValueError(f"complex and sharded (FSDP, DTensor) parameters are not supported: {name}")
+    return layers
+
+
+def check_all_named(parameters: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:
+    """Refuses parameters that the wrapper was not given: their raw gradient would slip through."""
+    known = {id(p) for p in named.values()}
+    unknown = [f"position {i}, shape {tuple(p.shape)}" for i, p in enumerate(parameters) if id(p) not in known]
+    if unknown:
+        raise ValueError(
+            f"the optimizer holds parameters that are not among named_parameters ({'; '.join(unknown[:5])}), and their "
+            "raw gradient would slip through: pass the named_parameters() of the whole model"
+        )
+
+
+def check_known(scaling: Mapping[str, float], named: Mapping[str, torch.Tensor]) -> None:
+    """Refuses scales for parameters that do not exist."""
+    unknown = [name for name in scaling if name not in named]
+    if unknown:
+        raise ValueError(f"layer_scaling names parameters that do not exist: {', '.join(unknown[:5])}")

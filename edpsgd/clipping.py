@@ -1,0 +1,110 @@
+"""Clipping: the norms of a micro-batch's gradient, the factor that clips it, and the scales of the layers.
+
+A layer is one parameter tensor. Section numbers are those of privacy.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+FLOOR = 0.05
+
+
+@dataclass(frozen=True)
+class FirstStepNorms:
+    """Layer scales measured in the first step, which then releases nothing else and updates nothing (section 5).
+
+    Without noise these are the paper's raw first-iteration norms: a release of private data that no noise covers, and
+    the ledger says so. With ``noise_multiplier`` each micro-batch contributes its layer norms at length 1, Gaussian
+    noise is added to the sum, and the ledger is charged. The estimate is rough with few micro-batches: with 8 of them
+    and a multiplier of 1 the noise is as large as the differences between layers.
+
+    Example:
+        >>> FirstStepNorms(noise_multiplier=2.0)
+        FirstStepNorms(noise_multiplier=2.0)
+    """
+
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        z = self.noise_multiplier
+        if z is not None and not (math.isfinite(z) and z > 0):
+            raise ValueError(f"noise_multiplier of FirstStepNorms must be None or a finite number > 0, got {z!r}")
+
+    @property
+    def noise_std(self) -> float:
+        """Noise on the sum of the contributions: non-negative vectors of length 1 differ by at most √2."""
+        return math.sqrt(2.0) * (self.noise_multiplier or 0.0)
+
+
+def unit_rms(scales: Sequence[float]) -> list[float]:
+    """The scales times a common factor, so that their root mean square is 1 (section 1)."""
+    rms = math.sqrt(math.fsum(a * a for a in scales) / len(scales))
+    return [a / rms for a in scales]
+
+
+def given_scales(mapping: Mapping[str, float], names: Sequence[str]) -> list[float]:
+    """A user's scales for the named layers, at root mean square 1."""
+    missing = [name for name in names if name not in mapping]
+    if missing:
+        raise ValueError(f"layer_scaling has no entry for the parameters {', '.join(missing)}")
+    for name in names:
+        if not (math.isfinite(mapping[name]) and mapping[name] > 0):
+            raise ValueError(f"layer_scaling[{name!r}] must be a finite number > 0, got {mapping[name]!r}")
+    return unit_rms([float(mapping[name]) for name in names])
+
+
+def measured_scales(norm_sums: Sequence[float]) -> list[float]:
+    """Scales in proportion to (noisy) sums of layer norms, floored at 0.05 times their root mean square."""
+    positive = [max(s, 0.0) for s in norm_sums]
+    if not any(positive):
+        return [1.0] * len(positive)
+    return unit_rms([max(a, FLOOR) for a in unit_rms(positive)])
+
+
+def layer_norms(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """The norm of each layer's gradient, 0 where there is none; on the device of the first one, without a host sync."""
+    present = [g for g in gradients if g is not None]
+    home, precision = present[0].device, torch.float32
+    by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if gradient is not None:
+            by_kind.setdefault((gradient.device, gradient.dtype), []).append(index)
+            precision = torch.promote_types(precision, gradient.dtype)
+    norms = [torch.zeros((), device=home, dtype=precision)] * len(gradients)
+    for (_, dtype), indices in by_kind.items():
+        kind = [g for i in indices if (g := gradients[i]) is not None]
+        found = torch._foreach_norm(kind, 2, dtype=torch.promote_types(dtype, torch.float32))
+        for index, norm in zip(indices, found, strict=True):
+            norms[index] = norm.to(home, precision, non_blocking=True)
+    return torch.stack(norms)
+
+
+def is_finite(norms: torch.Tensor) -> torch.Tensor:
+    """A boolean scalar: whether the micro-batch can be used. NaN and infinities show in the norms."""
+    return torch.isfinite(norms.sum())
+
+
+def flat_factor(norms: torch.Tensor, clip_norm: float, scales: torch.Tensor | None) -> torch.Tensor:
+    """min(1, C / sqrt(Σ ‖g_k‖²/α_k²)): scale, clip and rescale of Algorithm 1 in one number (section 1)."""
+    total: torch.Tensor = torch.linalg.vector_norm(norms if scales is None else norms / scales)
+    return torch.clamp(clip_norm / total, max=1.0)
+
+
+def per_layer_factors(norms: torch.Tensor, clip_norm: float, scales: torch.Tensor | None) -> torch.Tensor:
+    """min(1, C_k/‖g_k‖) for each layer, with C_k = C·α_k/‖α‖ (section 6)."""
+    weights = torch.ones_like(norms) if scales is None else scales
+    clip_norms: torch.Tensor = clip_norm * weights / torch.linalg.vector_norm(weights)
+    return torch.clamp(clip_norms / norms, max=1.0)
+
+
+def norm_contribution(norms: torch.Tensor, private: bool) -> torch.Tensor:
+    """What a micro-batch tells of its layer norms: all of them (the paper) or, privately, only their proportions."""
+    if not private:
+        return norms
+    length = torch.linalg.vector_norm(norms)
+    return norms / torch.where(length > 0, length, 1.0)

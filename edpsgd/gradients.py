@@ -1,0 +1,136 @@
+"""The step's sum of clipped gradients, in flat buffers that go over the wire as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+
+from edpsgd.noise import GaussianStream, chunks
+
+
+@dataclass
+class _Buffer:
+    """The layers of one device and dtype, end to end."""
+
+    flat: torch.Tensor
+    layers: list[int]
+    views: list[torch.Tensor]
+    offsets: list[int]
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The buffer without what may ride behind the gradient."""
+        return self.flat[: self.offsets[-1]]
+
+
+class GradientSum:
+    """One flat buffer per device and dtype, with a view for each layer and a few free elements behind the first.
+
+    Args:
+        parameters: the layers.
+        tail: how many free elements to keep at the end of the first buffer, for what rides along on the wire.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], tail: int) -> None:
+        by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, parameter in enumerate(parameters):
+            by_kind.setdefault((parameter.device, parameter.dtype), []).append(index)
+        self._buffers = [
+            _make_buffer([parameters[i] for i in layers], layers, tail if position == 0 else 0)
+            for position, layers in enumerate(by_kind.values())
+        ]
+        self._is_empty = True
+        self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
+        for buffer in self._buffers:
+            for layer, view in zip(buffer.layers, buffer.views, strict=True):
+                self.views[layer] = view
+
+    @property
+    def wire(self) -> list[torch.Tensor]:
+        """What the workers add up."""
+        return [buffer.flat for buffer in self._buffers]
+
+    @property
+    def tail(self) -> torch.Tensor:
+        """The free elements."""
+        return self._buffers[0].flat[self._buffers[0].offsets[-1] :]
+
+    @property
+    def home(self) -> torch.device:
+        """The device of the first buffer."""
+        return self._buffers[0].flat.device
+
+    def clear(self) -> None:
+        """Empties the sum; costs nothing, the next gradient overwrites it."""
+        self._is_empty = True
+
+    def scale_(self, factor: float) -> None:
+        """Multiplies the sum."""
+        for buffer in self._buffers if not self._is_empty else ():
+            buffer.gradient.mul_(factor)
+
+    def add_(self, gradients: Sequence[torch.Tensor | None], factors: torch.Tensor) -> None:
+        """Adds a clipped gradient, overwriting what was passed.
+
+        ``factors`` is one number, or one for each layer; 0 discards the gradient even if it holds NaN.
+        """
+        for buffer in self._buffers:
+            found = [layer for layer in buffer.layers if gradients[layer] is not None]
+            sources = [gradient for layer in found if (gradient := gradients[layer]) is not None]
+            views = [self.views[layer] for layer in found]
+            local = factors.to(buffer.flat.device, non_blocking=True)
+            if not self._is_empty:
+                _scale(sources, local[found] if local.ndim else local)
+                if sources:
+                    torch._foreach_add_(views, sources)
+                continue
+            for layer in set(buffer.layers) - set(found):
+                self.views[layer].zero_()
+            if sources:
+                torch._foreach_copy_(views, sources)
+            _scale(views, local[found]) if local.ndim else _scale(chunks(buffer.gradient), local)
+        self._is_empty = False
+
+    def add_noise_(self, stream: GaussianStream, stds: Sequence[float], shard: int, shards: int) -> None:
+        """Adds Gaussian noise of each layer's std to one of equal shards of the coordinates."""
+        for buffer in self._buffers:
+            if self._is_empty:
+                buffer.flat.zero_()
+            count = buffer.offsets[-1]
+            start, end = count * shard // shards, count * (shard + 1) // shards
+            for first, last, std in _runs_of_equal_std(buffer, stds):
+                if max(first, start) < min(last, end):
+                    stream.add_to(buffer.flat[max(first, start) : min(last, end)], std)
+        self._is_empty = False
+
+
+def _make_buffer(parameters: Sequence[torch.Tensor], layers: list[int], tail: int) -> _Buffer:
+    offsets = [0]
+    for parameter in parameters:
+        offsets.append(offsets[-1] + parameter.numel())
+    flat = torch.zeros(offsets[-1] + tail, dtype=parameters[0].dtype, device=parameters[0].device)
+    views = [flat[start:end].view(p.shape) for p, start, end in zip(parameters, offsets[:-1], offsets[1:], strict=True)]
+    return _Buffer(flat, layers, views, offsets)
+
+
+def _scale(tensors: Iterable[torch.Tensor], factors: torch.Tensor) -> None:
+    """Multiplies by one factor, or by one for each tensor; a factor of 0 gives 0 even where there is NaN.
+
+    Both operations on one tensor after the other, while it is in the cache.
+    """
+    each: Iterable[torch.Tensor] = factors.unbind() if factors.ndim else repeat(factors)
+    for tensor, factor in zip(tensors, each, strict=False):
+        tensor.mul_(factor).nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _runs_of_equal_std(buffer: _Buffer, stds: Sequence[float]) -> Iterator[tuple[int, int, float]]:
+    """Ranges of the buffer that share one std, as few as possible."""
+    start = 0
+    for position, layer in enumerate(buffer.layers):
+        following = buffer.layers[position + 1 : position + 2]
+        if not following or stds[following[0]] != stds[layer]:
+            yield start, buffer.offsets[position + 1], stds[layer]
+            start = buffer.offsets[position + 1]

@@ -1,0 +1,452 @@
+"""PrivateOptimizer: eDP-SGD around any torch optimizer."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+
+from edpsgd import agreement, checks, clipping
+from edpsgd.clipping import FirstStepNorms
+from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve
+from edpsgd.gradients import GradientSum
+from edpsgd.ledger import Ledger
+from edpsgd.noise import Decay, GaussianSource
+from edpsgd.settings import Settings
+from edpsgd.wrapper import OptimizerWrapper
+
+_WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class PrivateOptimizer(OptimizerWrapper):
+    """Wraps a torch optimizer so that every step is differentially private, on one process or many workers.
+
+    Each worker clips the gradient of its micro-batch and adds its share of Gaussian noise; the noised gradients are
+    summed over the workers, divided by the public number of micro-batches and handed to the wrapped optimizer. After
+    ``step()`` the gradients are consumed: ``.grad`` is None, so that nothing can be used twice.
+
+    Args:
+        optimizer: the torch optimizer to wrap.
+        named_parameters: ``model.named_parameters()``. Every parameter that the optimizer holds must be among them.
+        clip_norm: C, the largest norm of a micro-batch's gradient.
+        noise_multiplier: z, the noise std over the sensitivity, in epoch 0. 0 switches the noise off.
+        noise_decay: None, ``LinearDecay(tau)``, ``ExponentialDecay(tau)`` or any callable epoch -> factor > 0.
+        clipping: "flat" clips the whole gradient by one factor, "per_layer" each parameter tensor by its own.
+        unit: "micro_batch", or "example" if every micro-batch holds exactly one example: half the sensitivity.
+        layer_scaling: None, public scales by parameter name, or ``FirstStepNorms(...)``.
+        noise: "calibrated" for the noise that the multiplier promises, or "paper" for the published algorithm, whose
+            real multiplier is smaller and is what the ledger records.
+        noise_placement: who adds which noise. "sharded" (the default, and the fastest): each worker noises its own
+            1/N of the coordinates; whoever sees one worker's message before the sum sees the rest of it bare, so
+            trust the workers and the network between them. "per_worker": every worker noises all coordinates with
+            1/N of the variance; c colluding workers know c/N of the noise.
+        collective: "auto" (the launcher decides), "horovod", "torch", "local", or an object with the protocol
+            ``edpsgd.collectives.Collective``.
+        seed: None for operating-system entropy. An int repeats the noise, for tests: ε holds only while it is secret.
+        divisor: for unit="example", the public, expected number of examples in a step over all workers.
+        compression: None, "fp16" or (torch.distributed only) "bf16" on the wire; needs per-worker noise.
+        ledger: a file that records every step before it is released; continued if it exists. In memory without.
+
+    Attributes:
+        ledger: the privacy events so far.
+        discarded: how many micro-batches, over all workers, held NaN or infinities and counted as zero.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = PrivateOptimizer(optimizer, model.named_parameters(), clip_norm=1.0, noise_multiplier=0.8)
+        >>> optimizer.set_epoch(0)
+        >>> model(torch.ones(8, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.ledger.events[0].steps
+        1
+    """
+
+    # GradScaler then always calls step(), whatever the gradient holds; step() unscales and discards by itself.
+    _step_supports_amp_scaling = True
+
+    _epoch: int | None
+    _steps: int
+    _measured: dict[str, float] | None  # scales found by FirstStepNorms
+    _held: dict[str, torch.Tensor]  # what the wrapped optimizer holds
+    _layers: dict[str, torch.Tensor]  # what of it is trained
+    _scales: list[float] | None  # of the layers; None while they are to be measured
+    _closed: int  # micro-batches in the step so far
+    _discarded: torch.Tensor  # how many of them held NaN or infinities
+    _norm_sum: torch.Tensor
+    _scaler: GradScaler | None
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        *,
+        clip_norm: float,
+        noise_multiplier: float,
+        noise_decay: Decay | None = None,
+        clipping: str = "flat",
+        unit: str = "micro_batch",
+        layer_scaling: Mapping[str, float] | FirstStepNorms | None = None,
+        noise: str = "calibrated",
+        noise_placement: str = "sharded",
+        collective: str | Collective = "auto",
+        seed: int | None = None,
+        divisor: float | None = None,
+        compression: str | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._collective = resolve(collective)
+
+        def prepare() -> tuple[dict[str, Any], dict[str, Any]]:
+            checks.check_inner(optimizer)
+            super(PrivateOptimizer, self).__init__(optimizer)
+            self._named = checks.named_layers(named_parameters)
+            self._settings = Settings(
+                clip_norm=clip_norm,
+                noise_multiplier=noise_multiplier,
+                noise_decay=noise_decay,
+                clipping=clipping,
+                unit=unit,
+                layer_scaling=layer_scaling,
+                noise=noise,
+                noise_placement=noise_placement,
+                seed=seed,
+                divisor=divisor,
+                compression=compression,
+            )
+            check_compression(self._collective, compression)
+            self._set_up()
+            self.ledger = Ledger(ledger if self._collective.rank == 0 else None)
+            self.ledger.begin_run({"workers": self._collective.size, **self._settings.describe()})
+            return self._describe(), self.ledger.state_dict()
+
+        # All workers fail together: one that raised alone would leave the others waiting.
+        answers = agreement.together(self._collective, prepare)
+        agreement.check_alike([description for description, _ in answers])
+        if self._collective.rank > 0:
+            self.ledger = Ledger()
+            self.ledger.load_state_dict(answers[0][1])
+
+    # ---------------------------------------------------------------- the algorithm
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says that a new pass over the data begins: the noise decays by epochs, and the ledger counts them."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
+        if self._closed:
+            raise RuntimeError("set_epoch() between accumulate() and step(): finish the step first")
+        self._settings.noise_at(epoch)  # a bad factor is an error here, not in the middle of a step
+        self._epoch = epoch
+        self.ledger.open_epoch(epoch)
+
+    @torch.no_grad()
+    def accumulate(self, scaler: GradScaler | None = None) -> None:
+        """Closes a micro-batch: clips what backward left in .grad, adds it to the step's sum and clears .grad.
+
+        With K − 1 calls before backward and ``step()``, or with K calls before ``step()``, a worker contributes K
+        micro-batches to the step; all workers must use the same K. Without gradients it closes an empty micro-batch.
+
+        Args:
+            scaler: the GradScaler that scaled the loss, if there is one.
+        """
+        loss_scale = None
+        if scaler is not None and scaler.is_enabled():
+            self._scaler = scaler
+            loss_scale = scaler.scale(torch.ones((), device=self._sum.home))
+        self._close_micro_batch(loss_scale, last=False)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Closes the last micro-batch, adds noise, sums over the workers, and steps the wrapped optimizer."""
+        if closure is not None:
+            raise ValueError("step(closure) would evaluate the model inside the step: call backward() before step()")
+        if horovod_broadcast_root() is not None:
+            return self._make_inner_state()
+        if self._closed == 0 or any(p.grad is not None for p in self._layers.values()):
+            self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
+        else:
+            self._sum.scale_(1.0 / self._divisor)
+        number, self._steps = self._steps, self._steps + 1  # even if the step fails, its noise is not used again
+        try:
+            if self._scales is None:
+                self._measure_scales(number)
+            else:
+                self._add_noise(number)
+                self._charge()
+                self._sum_over_workers(self._sum.wire, self._sum.tail, number)
+                self._update()
+        finally:
+            self._report_overflow()
+            self._start_step()
+        return None
+
+    def _close_micro_batch(self, loss_scale: torch.Tensor | None, last: bool) -> None:
+        """Clip: adds the micro-batch's clipped gradient to the sum; ``last`` also divides the whole sum."""
+        self._follow_parameters()
+        gradients = self._take_gradients()
+        self._closed += 1
+        weight: float | torch.Tensor = 1.0 / self._divisor if last else 1.0
+        if last:
+            self._sum.scale_(1.0 / self._divisor)
+        if all(gradient is None for gradient in gradients):
+            return
+        norms = clipping.layer_norms(gradients)
+        if loss_scale is not None:
+            weight = weight / loss_scale.to(norms)
+            norms = norms / loss_scale.to(norms)
+        finite = clipping.is_finite(norms)
+        self._discarded = self._discarded + ~finite
+        if self._scales is None:
+            self._add_norms(norms, finite)
+        else:
+            factors = torch.where(finite, self._clip_factors(norms) * weight, 0.0)
+            self._sum.add_(gradients, factors)
+
+    def _clip_factors(self, norms: torch.Tensor) -> torch.Tensor:
+        clip = clipping.per_layer_factors if self._settings.clipping == "per_layer" else clipping.flat_factor
+        return clip(norms, self._settings.clip_norm, self._scale_tensor)
+
+    def _add_noise(self, number: int) -> None:
+        """Adds this worker's share of the noise to its sum."""
+        workers, rank = self._collective.size, self._collective.rank
+        stds = self._settings.noise_per_worker(self._noise_multiplier, workers, self._closed, self._scales or [])
+        shard, shards = (rank, workers) if self._settings.is_sharded else (0, 1)
+        self._sum.add_noise_(self._source.stream(number), [std / self._divisor for std in stds], shard, shards)
+
+    def _charge(self) -> None:
+        """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk."""
+        workers = self._collective.size
+        if not self.ledger.is_open:
+            self.ledger.open_epoch(self._epoch)
+        self.ledger.charge(
+            self._settings.effective_noise(self._noise_multiplier, workers, self._closed, self._scales or [])
+        )
+
+    def _update(self) -> None:
+        """Steps the wrapped optimizer on the noised mean, and on nothing else."""
+        for parameter in self._held.values():
+            parameter.grad = None  # also a gradient from before the parameter was frozen
+        for parameter, view in zip(self._layers.values(), self._sum.views, strict=True):
+            parameter.grad = view
+        self._inner.step()
+        for parameter in self._layers.values():
+            parameter.grad = None
+
+    @property
+    def _noise_multiplier(self) -> float:
+        return self._settings.noise_at(self._epoch or 0)
+
+    @property
+    def _divisor(self) -> float:
+        """A public number: never a count of examples, or of workers that happened to have data."""
+        return self._settings.divisor or self._collective.size * self._closed
+
+    # ---------------------------------------------------------------- scales measured in the first step
+
+    def _add_norms(self, norms: torch.Tensor, finite: torch.Tensor) -> None:
+        contribution = clipping.norm_contribution(norms, private=self._first_step_norms.noise_std > 0)
+        self._norm_sum = self._norm_sum + torch.where(finite, contribution, 0.0).float()
+
+    def _measure_scales(self, number: int) -> None:
+        """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
+        layers, workers = len(self._layers), self._collective.size
+        message = torch.zeros(layers + agreement.slots(workers), device=self._sum.home)
+        message[:layers] += self._norm_sum
+        std = self._first_step_norms.noise_std / math.sqrt(workers)
+        self._source.stream(number, "layer norms").add_to(message[:layers], std)
+        self.ledger.charge_layer_norms(self._first_step_norms.noise_multiplier or 0.0)
+        self._sum_over_workers([message], message[layers:], number)
+        scales = clipping.measured_scales(message[:layers].tolist())
+        self._measured = dict(zip(self._layers, scales, strict=True))
+        self._lay_out()
+
+    @property
+    def _first_step_norms(self) -> FirstStepNorms:
+        if not isinstance(self._settings.layer_scaling, FirstStepNorms):
+            raise TypeError("only FirstStepNorms are measured")
+        return self._settings.layer_scaling
+
+    # ---------------------------------------------------------------- the workers
+
+    def _sum_over_workers(self, tensors: list[torch.Tensor], tail: torch.Tensor, number: int) -> None:
+        """The one message of the step, with what the workers must agree on and the discards riding in the tail."""
+        state = {
+            "the number of micro-batches in a step": self._closed if self._settings.unit == "micro_batch" else None,
+            "the step counter": number,
+            "the epoch": self._epoch,
+            "the noise multiplier": self._noise_multiplier,
+        }
+        agreement.write(tail, self._collective.rank, zlib.crc32(repr(state).encode()), self._discarded)
+        dtype = _WIRE_DTYPES.get(self._settings.compression or "")
+        wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
+        self._collective.sum_(wire)
+        if dtype is not None:
+            torch._foreach_copy_(tensors, wire)
+        alike, discarded = agreement.read(tail)
+        if not alike:
+            agreement.check_alike(self._collective.gather(state))
+            raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
+        self._count_discarded(discarded, number)
+
+    def _count_discarded(self, count: int, number: int) -> None:
+        if count and not self.discarded:
+            warnings.warn(
+                f"{count} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones are "
+                "counted in optimizer.discarded without a warning",
+                stacklevel=5,
+            )
+        self.discarded += count
+
+    def _describe(self) -> dict[str, Any]:
+        layers = {
+            f"parameter {index}": (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen")
+            for index, (name, p) in enumerate(self._held.items())
+        }
+        return {"workers": self._collective.size, **self._settings.describe(), **layers}
+
+    def _make_inner_state(self) -> None:
+        """What hvd.broadcast_optimizer_state() wants of step(): the state exists, no parameter has moved."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        before = [p.detach().clone() for p in parameters]
+        self._inner.step()
+        torch._foreach_copy_(parameters, before)
+        self.zero_grad()
+        self._state_made = True
+
+    def _report_overflow(self) -> None:
+        """Tells the GradScaler of accumulate() to lower its scale: it has not seen these gradients itself."""
+        if self._scaler is not None:
+            found: dict[Any, Any] = self._scaler._found_inf_per_device(self)
+            overflow = (self._discarded > 0).float()
+            found[overflow.device] = found.get(overflow.device, 0.0) + overflow
+
+    # ---------------------------------------------------------------- parameters
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the wrapped optimizer; its parameters must be among the named ones."""
+        params = param_group["params"]
+        group = {**param_group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}
+        tensors = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
+        checks.check_all_named(tensors, self._named)
+        if self._closed:
+            raise RuntimeError("add_param_group() between accumulate() and step(): finish the step first")
+        self._inner.add_param_group(group)
+        self._lay_out()
+
+    def _set_up(self) -> None:
+        """What a new optimizer and a copy of one have in common."""
+        self._source = GaussianSource(self._settings.seed, self._collective.rank)
+        self._epoch = None
+        self._steps = 0
+        self._measured = None
+        self.discarded = 0
+        self._state_made = False
+        self._lay_out()
+        self._start_step()
+
+    def _lay_out(self) -> None:
+        """Fixes the layers: the parameters that are held by the wrapped optimizer and trained."""
+        held = [p for group in self.param_groups for p in group["params"]]
+        checks.check_all_named(held, self._named)
+        checks.check_no_ddp(held)
+        ids = {id(p) for p in held}
+        self._held = {name: p for name, p in self._named.items() if id(p) in ids}
+        self._layers = {name: p for name, p in self._held.items() if p.requires_grad}
+        if not self._layers:
+            raise ValueError("the optimizer holds no parameter that requires a gradient")
+        self._seen = self._look()
+        self._scales = self._find_scales()
+        self._sum = GradientSum(list(self._layers.values()), tail=agreement.slots(self._collective.size))
+        uneven = self._scales is not None and any(scale != 1.0 for scale in self._scales)
+        self._scale_tensor = torch.tensor(self._scales, device=self._sum.home) if uneven else None
+
+    def _look(self) -> list[tuple[bool, torch.device, torch.dtype]]:
+        return [(p.requires_grad, p.device, p.dtype) for p in self._held.values()]
+
+    def _follow_parameters(self) -> None:
+        """Notices parameters that were frozen, unfrozen or moved since the last step."""
+        if self._look() != self._seen:
+            if self._closed:
+                raise RuntimeError("parameters were frozen, unfrozen or moved between accumulate() and step()")
+            self._lay_out()
+
+    def _find_scales(self) -> list[float] | None:
+        """The layers' scales, or None while they are still to be measured."""
+        scaling = self._settings.layer_scaling
+        if scaling is None:
+            return [1.0] * len(self._layers)
+        if isinstance(scaling, FirstStepNorms):
+            return None if self._measured is None else clipping.given_scales(self._measured, list(self._layers))
+        checks.check_known(scaling, self._named)
+        return clipping.given_scales(scaling, list(self._layers))
+
+    def _take_gradients(self) -> list[torch.Tensor | None]:
+        for name, parameter in self._layers.items():
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise ValueError(
+                    f"{name} has a sparse gradient, which would show which rows were used: use sparse=False"
+                )
+        gradients = [parameter.grad for parameter in self._layers.values()]
+        for parameter in self._layers.values():
+            parameter.grad = None
+        return gradients
+
+    def _start_step(self) -> None:
+        self._closed = 0
+        self._scaler = None
+        self._sum.clear()
+        self._discarded = torch.zeros((), dtype=torch.int64, device=self._sum.home)
+        self._norm_sum = torch.zeros(len(self._layers), device=self._sum.home)
+
+    # ---------------------------------------------------------------- checkpoints and copies
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state and, under "edpsgd", ledger, epoch, step counter and measured scales.
+
+        Never the state of a random generator. The seed is included only if one was given.
+        """
+        root = horovod_broadcast_root()
+        if root is not None and not self._state_made:  # broadcast_optimizer_state() asks first, on all workers
+            self._load_own_state(self._collective.gather(self._own_state())[root])
+        self._state_made = False
+        return super().state_dict()
+
+    def _own_state(self) -> dict[str, Any]:
+        state = {
+            "format": 1,
+            "epoch": self._epoch,
+            "step": self._steps,
+            "scales": self._measured,
+            "discarded": self.discarded,
+            "ledger": self.ledger.state_dict(),
+        }
+        return state if self._settings.seed is None else {**state, "seed": self._settings.seed}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        if state["format"] != 1:
+            raise ValueError(f"the state has format {state['format']!r}, this version reads 1")
+        self.ledger.load_state_dict(state["ledger"])
+        self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
+        self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy
+        self._epoch, self._steps = state["epoch"], state["step"]
+        self._measured, self.discarded = state["scales"], state["discarded"]
+        self._lay_out()
+        self._start_step()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_inner", "_named", "_settings", "_collective", "ledger")
+        return {**{name: getattr(self, name) for name in kept}, "own": self._own_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = state.pop("own")
+        self.__dict__.update(state)
+        super().__setstate__({})
+        self._set_up()
+        self._load_own_state(own)

