@@ -1,0 +1,1 @@
+"""Measurements: each says how it was made, results/ holds the figures."""

@@ -69,8 +69,15 @@ class Ledger:
         self._current: int | None = None
         self._reserved = 0
         self._file = None if path is None else _LedgerFile(Path(path))
-        for record in self._file.records if self._file else ():
-            self._replay(record)
+        if self._file is not None:
+            self._replay(self._file.records)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Ledger:
+        """What a file holds, in memory; also of a run that is still writing."""
+        ledger = cls()
+        ledger._replay(_read_records(Path(path))[0])
+        return ledger
 
     def begin_run(self, settings: dict[str, Any], run_id: str | None = None) -> None:
         """Notes the settings of a run that is about to write here. Workers of one run share the id."""
@@ -175,16 +182,15 @@ class Ledger:
         if self._file is not None:
             self._file.append(record, durable)
 
-    def _replay(self, record: dict[str, Any]) -> None:
-        if "state" in record:
-            self.runs = record["state"]["runs"]
-            self.events = [Event(**event) for event in record["state"]["events"]]
-        elif "run" in record:
-            self.runs.append(record["run"])
-        elif record["index"] == len(self.events):
-            self.events.append(Event(**record["event"]))
-        else:
-            self.events[record["index"]] = Event(**record["event"])
+    def _replay(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if "state" in record:
+                self.runs = record["state"]["runs"]
+                self.events = [Event(**event) for event in record["state"]["events"]]
+            elif "run" in record:
+                self.runs.append(record["run"])
+            else:
+                self.events[record["index"] :] = [Event(**record["event"]), *self.events[record["index"] + 1 :]]
 
     def __getstate__(self) -> dict[str, Any]:
         if self._file is not None:
@@ -207,57 +213,59 @@ class _LedgerFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        new = not path.exists()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        is_new = not path.exists()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
         try:
-            _lock(self._fd, path)
-            self._digest = ""
-            self.records = self._read()
-        except BaseException:
-            os.close(self._fd)
+            _lock(descriptor, path)
+            self.records, self._digest = _read_records(path)
+        except LedgerError:
+            self._file.close()
             raise
-        if new:
+        if is_new:
             _sync_folder(path.parent)
 
     def append(self, record: dict[str, Any], durable: bool) -> None:
         """Adds one line; if durable, returns only when it is on disk."""
         digest = _chain(self._digest, record)
         line = json.dumps({**record, "digest": digest}).encode() + b"\n"
-        size = os.fstat(self._fd).st_size
+        descriptor = self._file.fileno()
+        size = os.fstat(descriptor).st_size
         try:
             while line:
-                line = line[os.write(self._fd, line) :]
+                line = line[os.write(descriptor, line) :]
             if durable:
-                os.fsync(self._fd)
+                os.fsync(descriptor)
         except OSError as error:
-            os.ftruncate(self._fd, size)  # no half line, so that the file stays readable
+            os.ftruncate(descriptor, size)  # no half line, so that the file stays readable
             reason = f"the privacy ledger cannot be written, so the step was not released ({error.strerror})"
             raise OSError(error.errno, reason, str(self.path)) from error
         self._digest = digest
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
-    def _read(self) -> list[dict[str, Any]]:
-        with open(self.path, "rb") as file:
-            lines = file.read().split(b"\n")
-        if lines.pop():
-            raise LedgerError(
-                f"{self.path} ends in the middle of a line: it was cut, or the machine failed while writing. Nothing "
-                "was changed. If only the end of the last line is missing, delete that line: its step never happened."
-            )
-        return [self._check(number, line) for number, line in enumerate(lines, 1)]
 
-    def _check(self, number: int, line: bytes) -> dict[str, Any]:
+def _read_records(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """All entries, and the digest of the last."""
+    lines = path.read_bytes().split(b"\n")
+    if lines.pop():
+        raise LedgerError(
+            f"{path} ends in the middle of a line: it was cut, or the machine failed while writing. Nothing was "
+            "changed. If only the end of the last line is missing, delete that line: its step never happened."
+        )
+    records, digest = [], ""
+    for number, line in enumerate(lines, 1):
         try:
             record: dict[str, Any] = json.loads(line)
-            digest = record.pop("digest")
+            written = record.pop("digest")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise LedgerError(f"{self.path}, line {number}: not a ledger entry. Nothing was changed.") from error
-        self._digest = _chain(self._digest, record)
-        if digest != self._digest:
-            raise LedgerError(f"{self.path}, line {number}: the checksum does not match. Nothing was changed.")
-        return record
+            raise LedgerError(f"{path}, line {number}: not a ledger entry. Nothing was changed.") from error
+        digest = _chain(digest, record)
+        if written != digest:
+            raise LedgerError(f"{path}, line {number}: the checksum does not match. Nothing was changed.")
+        records.append(record)
+    return records, digest
 
 
 def _chain(previous: str, record: dict[str, Any]) -> str:

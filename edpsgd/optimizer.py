@@ -123,6 +123,7 @@ class PrivateOptimizer(OptimizerWrapper):
             )
             check_compression(self._collective, compression)
             self._set_up()
+            checks.check_no_ddp(list(self._held.values()))
             self.ledger = Ledger(ledger if self._collective.rank == 0 else None)
             self.ledger.begin_run({"workers": self._collective.size, **self._settings.describe()})
             return self._describe(), self.ledger.state_dict()
@@ -348,6 +349,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._measured = None
         self.discarded = 0
         self._state_made = False
+        self._started = False
         self._lay_out()
         self._start_step()
 
@@ -355,7 +357,6 @@ class PrivateOptimizer(OptimizerWrapper):
         """Fixes the layers: the parameters that are held by the wrapped optimizer and trained."""
         held = [p for group in self.param_groups for p in group["params"]]
         checks.check_all_named(held, self._named)
-        checks.check_no_ddp(held)
         ids = {id(p) for p in held}
         self._held = {name: p for name, p in self._named.items() if id(p) in ids}
         self._layers = {name: p for name, p in self._held.items() if p.requires_grad}
@@ -371,7 +372,10 @@ class PrivateOptimizer(OptimizerWrapper):
         return [(p.requires_grad, p.device, p.dtype) for p in self._held.values()]
 
     def _follow_parameters(self) -> None:
-        """Notices parameters that were frozen, unfrozen or moved since the last step."""
+        """Notices parameters that were frozen, unfrozen, moved or given to DDP since they were laid out."""
+        if not self._started:
+            checks.check_no_ddp(list(self._held.values()))
+            self._started = True
         if self._look() != self._seen:
             if self._closed:
                 raise RuntimeError("parameters were frozen, unfrozen or moved between accumulate() and step()")

@@ -1,0 +1,1 @@
+"""Training jobs, run from the checkout."""

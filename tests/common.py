@@ -15,7 +15,8 @@ from torch import nn
 import edpsgd
 from edpsgd.collectives import Collective, resolve
 
-SIGNIFICANCE = 0.001
+SIGNIFICANCE = 0.001  # with a seed, where a test gives the same answer every time
+FRESH = 1e-10  # with fresh entropy: repeated noise has a correlation of 1 all the same
 
 
 class Bag(nn.Module):
@@ -78,18 +79,18 @@ def assert_same(model: nn.Module, other: Mapping[str, torch.Tensor], tolerance: 
         )
 
 
-def assert_std(noise: torch.Tensor, std: float) -> None:
+def assert_std(noise: torch.Tensor, std: float, significance: float = SIGNIFICANCE) -> None:
     """A chi-square test of the variance, and one of the mean."""
     noise = noise.double()
     statistic = float((noise / std).square().sum())
-    low, high = chi2.ppf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], noise.numel())
+    low, high = chi2.ppf([significance / 2, 1 - significance / 2], noise.numel())
     assert low < statistic < high, f"std {noise.std():.5g}, expected {std:.5g}"
-    assert abs(float(noise.mean())) < norm.ppf(1 - SIGNIFICANCE / 2) * std / math.sqrt(noise.numel())
+    assert abs(float(noise.mean())) < norm.isf(significance / 2) * std / math.sqrt(noise.numel())
 
 
-def assert_uncorrelated(a: torch.Tensor, b: torch.Tensor) -> None:
+def assert_uncorrelated(a: torch.Tensor, b: torch.Tensor, significance: float = SIGNIFICANCE) -> None:
     r = float(torch.corrcoef(torch.stack([a, b]).double())[0, 1])
-    assert abs(r) < norm.ppf(1 - SIGNIFICANCE / 2) / math.sqrt(a.numel()), f"correlation {r:.4f}"
+    assert abs(r) < norm.isf(significance / 2) / math.sqrt(a.numel()), f"correlation {r:.4f}"
 
 
 def reference_mean(

@@ -11,7 +11,17 @@ import pytest
 import torch
 
 import edpsgd
-from tests.common import Bag, Spy, assert_std, assert_uncorrelated, layers_of, private, set_gradients
+from tests.common import (
+    FRESH,
+    SIGNIFICANCE,
+    Bag,
+    Spy,
+    assert_std,
+    assert_uncorrelated,
+    layers_of,
+    private,
+    set_gradients,
+)
 
 SCALES = {"p0": 1.0, "p1": 2.0, "p2": 4.0}
 C, Z = 0.5, 0.7
@@ -114,18 +124,18 @@ def own_noise(placement: str, steps: int = 2, **settings) -> tuple[list[torch.Te
     return [sent[:count] for sent in spy.sent], spy
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_workers_and_steps_are_independent(workers, seed) -> None:
+@pytest.mark.parametrize(("seed", "significance"), [(None, FRESH), (7, SIGNIFICANCE)], ids=["fresh", "seeded"])
+def test_workers_and_steps_are_independent(workers, seed, significance) -> None:
     noise, _ = own_noise("per_worker", steps=3, seed=seed)
     everyone = [sent for worker in workers.gather(noise) for sent in worker]
     for a, b in itertools.combinations(everyone, 2):
-        assert_uncorrelated(a, b)
+        assert_uncorrelated(a, b, significance)
     for sent in everyone:
-        assert_std(sent, 2.0 / math.sqrt(workers.size) / workers.size)
+        assert_std(sent, 2.0 / math.sqrt(workers.size) / workers.size, significance)
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_shards_cover_everything_once_and_are_independent(workers, seed) -> None:
+@pytest.mark.parametrize(("seed", "significance"), [(None, FRESH), (7, SIGNIFICANCE)], ids=["fresh", "seeded"])
+def test_shards_cover_everything_once_and_are_independent(workers, seed, significance) -> None:
     noise, _ = own_noise("sharded", steps=2, seed=seed)
     shards = workers.gather(noise)
     for step in range(2):
@@ -134,9 +144,9 @@ def test_shards_cover_everything_once_and_are_independent(workers, seed) -> None
     parts = [worker[step][worker[step] != 0] for worker in shards for step in range(2)]
     shortest = min(map(len, parts))
     for a, b in itertools.combinations(parts, 2):
-        assert_uncorrelated(a[:shortest], b[:shortest])
+        assert_uncorrelated(a[:shortest], b[:shortest], significance)
     for part in parts:
-        assert_std(part, 2.0 / workers.size)
+        assert_std(part, 2.0 / workers.size, significance)
 
 
 @pytest.mark.parametrize("way", ["resume", "same process", "deepcopy", "pickle"])
@@ -166,7 +176,7 @@ def test_fresh_noise_after_copies_and_resumes(workers, way, placement) -> None:
     for a, b in itertools.combinations(everyone, 2):
         both = (a != 0) & (b != 0)
         if both.any():
-            assert_uncorrelated(a[both], b[both])
+            assert_uncorrelated(a[both], b[both], FRESH)
 
 
 def test_without_a_seed_runs_differ_with_one_they_repeat(workers) -> None:
@@ -174,7 +184,7 @@ def test_without_a_seed_runs_differ_with_one_they_repeat(workers) -> None:
     (second,), _ = own_noise("per_worker", steps=1)
     (third,), _ = own_noise("per_worker", steps=1, seed=4)
     (fourth,), _ = own_noise("per_worker", steps=1, seed=4)
-    assert_uncorrelated(first, second)
+    assert_uncorrelated(first, second, FRESH)
     assert torch.equal(third, fourth)
 
 
