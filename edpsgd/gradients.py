@@ -89,9 +89,7 @@ class GradientSum:
                 continue
             for layer in set(buffer.layers) - set(found):
                 self.views[layer].zero_()
-            if sources:
-                torch._foreach_copy_(views, sources)
-            _scale(views, local[found]) if local.ndim else _scale(chunks(buffer.gradient), local)
+            _copy_scaled(views, sources, local[found] if local.ndim else local)
         self._is_empty = False
 
     def add_noise_(self, stream: GaussianStream, stds: Sequence[float], shard: int, shards: int) -> None:
@@ -116,14 +114,26 @@ def _make_buffer(parameters: Sequence[torch.Tensor], layers: list[int], tail: in
     return _Buffer(flat, layers, views, offsets)
 
 
-def _scale(tensors: Iterable[torch.Tensor], factors: torch.Tensor) -> None:
-    """Multiplies by one factor, or by one for each tensor; a factor of 0 gives 0 even where there is NaN.
+def _scale(tensors: Sequence[torch.Tensor], factors: torch.Tensor) -> None:
+    """Multiplies by one factor, or by one for each tensor; a factor of 0 gives 0 even where there is NaN."""
+    for tensor, factor in zip(tensors, _each(factors), strict=False):
+        for part in chunks(tensor.view(-1)) if tensor.is_contiguous() else (tensor,):
+            part.mul_(factor).nan_to_num_(0.0, 0.0, 0.0)
 
-    Both operations on one tensor after the other, while it is in the cache.
-    """
-    each: Iterable[torch.Tensor] = factors.unbind() if factors.ndim else repeat(factors)
-    for tensor, factor in zip(tensors, each, strict=False):
-        tensor.mul_(factor).nan_to_num_(0.0, 0.0, 0.0)
+
+def _copy_scaled(targets: list[torch.Tensor], sources: list[torch.Tensor], factors: torch.Tensor) -> None:
+    """The same, into other tensors: in one pass over the memory on CPUs, in few kernels elsewhere."""
+    if targets and targets[0].device.type != "cpu":
+        torch._foreach_copy_(targets, sources)
+        return _scale(targets, factors)
+    for target, source, factor in zip(targets, sources, _each(factors), strict=False):
+        for to, part in zip(chunks(target.view(-1)), chunks(source.reshape(-1)), strict=True):
+            torch.mul(part, factor, out=to).nan_to_num_(0.0, 0.0, 0.0)
+    return None
+
+
+def _each(factors: torch.Tensor) -> Iterable[torch.Tensor]:
+    return factors.unbind() if factors.ndim else repeat(factors)
 
 
 def _runs_of_equal_std(buffer: _Buffer, stds: Sequence[float]) -> Iterator[tuple[int, int, float]]:

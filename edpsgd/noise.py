@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 Decay = Callable[[int], float]
 
+_CPU_CHUNK = 1 << 17  # elements that several operations in a row find in the cache
+
 
 def _check_tau(tau: float) -> None:
     if not (math.isfinite(tau) and tau >= 0):
@@ -72,19 +74,21 @@ class GaussianSource:
     def __init__(self, seed: int | None, rank: int) -> None:
         self.seed = seed
         self.rank = rank
+        self._scratch = bytearray(4 * (_CPU_CHUNK + 1))
         self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(str(seed).encode()).digest()
 
     def stream(self, step: int, purpose: str = "gradient") -> GaussianStream:
         """The noise of one step; two purposes in one step get independent noise."""
-        key = hashlib.blake2b(f"{purpose}/{self.rank}/{step}".encode(), key=self._secret, digest_size=32).digest()
-        return GaussianStream(key)
+        key = hashlib.blake2b(f"{purpose}/{self.rank}/{step}".encode(), key=self._secret, digest_size=16).digest()
+        return GaussianStream(key, self._scratch)
 
 
 class GaussianStream:
     """A sequence of Gaussian numbers that is consumed by adding it to tensors."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, scratch: bytearray) -> None:
         self._key = key
+        self._scratch = scratch
         self._cipher: CipherContext | None = None
         self._generators: dict[torch.device, torch.Generator] = {}
 
@@ -125,9 +129,11 @@ class GaussianStream:
     def _random_bits(self, count: int) -> torch.Tensor:
         if self._cipher is None:
             self._cipher = Cipher(algorithms.AES(self._key), modes.CTR(bytes(16))).encryptor()
-        buffer = bytearray(4 * count)
-        self._cipher.update_into(bytes(4 * count), buffer)
-        return torch.frombuffer(buffer, dtype=torch.int32)
+        self._cipher.update_into(memoryview(_ZEROS)[: 4 * count], self._scratch)
+        return torch.frombuffer(self._scratch, dtype=torch.int32, count=count)
+
+
+_ZEROS = bytes(4 * (_CPU_CHUNK + 1))
 
 
 def _precision(tensor: torch.Tensor) -> torch.dtype:
@@ -136,4 +142,4 @@ def _precision(tensor: torch.Tensor) -> torch.dtype:
 
 def chunks(flat: torch.Tensor) -> Iterator[torch.Tensor]:
     """Pieces that several operations in a row can work on: cache-sized on CPUs, large elsewhere."""
-    yield from torch.split(flat, 1 << 17 if flat.device.type == "cpu" else 1 << 26)
+    yield from torch.split(flat, _CPU_CHUNK if flat.device.type == "cpu" else 1 << 26)
