@@ -66,10 +66,9 @@ def measured_scales(norm_sums: Sequence[float]) -> list[float]:
     return unit_rms([max(a, FLOOR) for a in unit_rms(positive)])
 
 
-def layer_norms(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """The norm of each layer's gradient, 0 where there is none; on the device of the first one, without a host sync."""
-    present = [g for g in gradients if g is not None]
-    home, precision = present[0].device, torch.float32
+def layer_norms(gradients: Sequence[torch.Tensor | None], home: torch.device) -> torch.Tensor:
+    """The norm of each layer's gradient, 0 where there is none; on one device, without a host sync."""
+    precision = torch.float32
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, gradient in enumerate(gradients):
         if gradient is not None:

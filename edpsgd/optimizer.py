@@ -198,7 +198,7 @@ class PrivateOptimizer(OptimizerWrapper):
             self._sum.scale_(1.0 / self._divisor)
         if all(gradient is None for gradient in gradients):
             return
-        norms = clipping.layer_norms(gradients)
+        norms = clipping.layer_norms(gradients, self._sum.home)
         if loss_scale is not None:
             weight = weight / loss_scale.to(norms)
             norms = norms / loss_scale.to(norms)
@@ -340,6 +340,7 @@ class PrivateOptimizer(OptimizerWrapper):
             raise RuntimeError("add_param_group() between accumulate() and step(): finish the step first")
         self._inner.add_param_group(group)
         self._lay_out()
+        self._start_step()
 
     def _set_up(self) -> None:
         """What a new optimizer and a copy of one have in common."""
@@ -364,6 +365,7 @@ class PrivateOptimizer(OptimizerWrapper):
             raise ValueError("the optimizer holds no parameter that requires a gradient")
         self._seen = self._look()
         self._scales = self._find_scales()
+        self.__dict__.pop("_sum", None)  # so that there are never two of them
         self._sum = GradientSum(list(self._layers.values()), tail=agreement.slots(self._collective.size))
         uneven = self._scales is not None and any(scale != 1.0 for scale in self._scales)
         self._scale_tensor = torch.tensor(self._scales, device=self._sum.home) if uneven else None
@@ -380,6 +382,7 @@ class PrivateOptimizer(OptimizerWrapper):
             if self._closed:
                 raise RuntimeError("parameters were frozen, unfrozen or moved between accumulate() and step()")
             self._lay_out()
+            self._start_step()
 
     def _find_scales(self) -> list[float] | None:
         """The layers' scales, or None while they are still to be measured."""
@@ -434,8 +437,8 @@ class PrivateOptimizer(OptimizerWrapper):
         return state if self._settings.seed is None else {**state, "seed": self._settings.seed}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        if state["format"] != 1:
-            raise ValueError(f"the state has format {state['format']!r}, this version reads 1")
+        if state.get("format") != 1:
+            raise ValueError(f"the state has format {state.get('format')!r}, this version reads 1")
         self.ledger.load_state_dict(state["ledger"])
         self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
         self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy

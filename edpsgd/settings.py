@@ -109,20 +109,25 @@ class Settings:
 
     def describe(self) -> dict[str, Any]:
         """The settings as JSON-ready data."""
-        scaling = self.layer_scaling
         return {
             "clip_norm": self.clip_norm,
             "noise_multiplier": self.noise_multiplier,
             "noise_decay": None if self.noise_decay is None else _name(self.noise_decay),
             "clipping": self.clipping,
             "unit": self.unit,
-            "layer_scaling": dict(scaling) if isinstance(scaling, Mapping) else scaling and repr(scaling),
+            "layer_scaling": _plain(self.layer_scaling),
             "noise": self.noise,
             "noise_placement": "per_worker" if self.noise == "paper" else self.noise_placement,
             "divisor": self.divisor,
             "compression": self.compression,
             "seeded": self.seed is not None,
         }
+
+
+def _plain(scaling: Mapping[str, float] | FirstStepNorms | None) -> dict[str, float] | str | None:
+    if isinstance(scaling, Mapping):
+        return {name: float(scale) for name, scale in scaling.items()}
+    return None if scaling is None else repr(scaling)
 
 
 def _name(decay: Decay) -> str:

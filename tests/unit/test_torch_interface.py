@@ -237,6 +237,16 @@ def test_layers_unfrozen_after_the_scales_were_measured_are_an_error() -> None:
         optimizer.step()
 
 
+def test_layers_unfrozen_before_the_scales_are_measured() -> None:
+    model = Bag()
+    model.p1.requires_grad_(False)
+    optimizer = private(model, layer_scaling=edpsgd.FirstStepNorms())
+    model.p1.requires_grad_(True)
+    set_gradients(model, 1.0)
+    optimizer.step()
+    assert list(optimizer.state_dict()["edpsgd"]["scales"]) == ["p0", "p1", "p2"]
+
+
 def test_parameters_only_named_are_left_alone() -> None:
     model = build()
     optimizer = private(model, torch.optim.SGD(model[2].parameters(), lr=0.1))
