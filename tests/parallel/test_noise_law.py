@@ -230,3 +230,21 @@ def test_first_step_norms(workers, private_scales) -> None:
         measured = value.double().std() / (2 * C * Z / workers.size)
         assert float(measured) == pytest.approx(alpha / rms, rel=0.1)
     assert events[0].steps == 1
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_what_private_scales_release(workers, k) -> None:
+    """Layer norms at length 1 for each micro-batch, however large the gradient, plus noise of std √2·z on the sum."""
+    z, sizes = 0.5, [2] * 3000
+    model, spy = Bag(sizes), Spy()
+    optimizer = private(model, layer_scaling=edpsgd.FirstStepNorms(z), collective=spy, seed=1)
+    for _ in range(k):
+        set_gradients(model, 10.0 + workers.rank)
+        optimizer.accumulate()
+    optimizer.step()
+    sent = spy.sent[0][: len(sizes)]
+    contributions = torch.full_like(sent, k / math.sqrt(len(sizes)))
+    assert_std(sent - contributions, math.sqrt(2) * z / math.sqrt(workers.size))
+    total = torch.stack(workers.gather(sent)).sum(0)
+    assert_std(total - workers.size * contributions, math.sqrt(2) * z)
+    assert spy.sent[0].numel() < 2 * len(sizes)  # no gradient in the message
