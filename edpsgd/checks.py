@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def check_model(model: nn.Module, forward: Callable[[], object] | None = None) -> None:
-    """Refuses a model whose buffers move in forward: they would carry private data that no noise covers.
+    """Refuses a model that changes in forward: what changed would carry private data that no noise covers.
 
-    Modules of torch that keep running statistics are known. Pass ``forward``, a function that runs the model on any
-    batch, and every other buffer is watched too; buffers are put back as they were.
+    Modules of torch that keep running statistics or rescale embeddings are known. Pass ``forward``, a function that
+    runs the model on any batch, and everything else is watched too, and put back as it was.
 
     Raises:
         ValueError: naming the modules or buffers, and what to use instead.
@@ -28,37 +28,43 @@ def check_model(model: nn.Module, forward: Callable[[], object] | None = None) -
         for name, module in model.named_modules()
         if getattr(module, "track_running_stats", False) or isinstance(module, torch.ao.quantization.ObserverBase)
     ]
+    renormed = [name for name, module in model.named_modules() if getattr(module, "max_norm", None) is not None]
+    if renormed:
+        raise ValueError(
+            f"embeddings with max_norm rescale the rows that private text uses, unprotected: {', '.join(renormed)}. "
+            "Use max_norm=None"
+        )
     if known:
         raise ValueError(
             f"running statistics of private data would end up in the model unprotected: {', '.join(known)}. Use "
             "LayerNorm or GroupNorm, or track_running_stats=False; freeze pretrained statistics by replacing the "
             "module with a fixed scale and shift"
         )
-    moved = [] if forward is None else _moving_buffers(model, forward)
+    moved = [] if forward is None else _moving_tensors(model, forward)
     if moved:
         raise ValueError(
-            f"buffers change in forward and would carry private data unprotected: {', '.join(moved)}. Compute them "
-            "from public data and keep them fixed, or make them parameters that the optimizer trains"
+            f"these change in forward and would carry private data unprotected: {', '.join(moved)}. Compute them from "
+            "public data and keep them fixed, or make them parameters that only the optimizer changes"
         )
 
 
-def _moving_buffers(model: nn.Module, forward: Callable[[], object]) -> list[str]:
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    was_training = model.training
+@torch.no_grad()
+def _moving_tensors(model: nn.Module, forward: Callable[[], object]) -> list[str]:
+    def tensors() -> dict[str, torch.Tensor]:
+        return dict([*model.named_buffers(), *model.named_parameters()])
+
+    before = {name: tensor.clone() for name, tensor in tensors().items()}
+    modes = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
-            forward_in_training = model.train()
-            forward()
-        return [
-            name
-            for name, buffer in forward_in_training.named_buffers()
-            if name not in before or not torch.equal(buffer, before[name])
-        ]
+        model.train()
+        forward()
+        return [name for name, now in tensors().items() if name not in before or not torch.equal(now, before[name])]
     finally:
-        model.train(was_training)
-        for name, buffer in model.named_buffers():
+        for module, mode in modes.items():
+            module.training = mode
+        for name, now in tensors().items():
             if name in before:
-                buffer.copy_(before[name])
+                now.copy_(before[name])
 
 
 def check_inner(optimizer: torch.optim.Optimizer) -> None:
@@ -77,21 +83,24 @@ def check_inner(optimizer: torch.optim.Optimizer) -> None:
 
 
 _NO_DDP = (
-    "DDP sends the raw gradient during backward, before any clipping or noise: use the plain module, PrivateOptimizer "
+    "It sends the raw gradient during backward, before any clipping or noise: use the plain module, PrivateOptimizer "
     "sums over the workers by itself"
 )
 
 
 def check_no_ddp(parameters: Sequence[torch.Tensor]) -> None:
-    """Refuses parameters that a living DistributedDataParallel module holds."""
+    """Refuses parameters that a living DistributedDataParallel or FullyShardedDataParallel module holds."""
     if not (dist.is_available() and dist.is_initialized()):
         return
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     ours = {id(p) for p in parameters}
     for candidate in gc.get_objects():
-        if issubclass(type(candidate), DistributedDataParallel) and not ours.isdisjoint(
+        kind = type(candidate)
+        if issubclass(kind, DistributedDataParallel | FullyShardedDataParallel) and not ours.isdisjoint(
             map(id, candidate.parameters())
         ):
-            raise ValueError(f"a DistributedDataParallel module holds these parameters. {_NO_DDP}")
+            raise ValueError(f"a {kind.__name__} module holds these parameters. {_NO_DDP}")
 
 
 def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -107,7 +116,8 @@ def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[s
     if all(name.startswith("module.") for name in layers):
         raise ValueError(f"the parameters belong to a DistributedDataParallel module ({named[0][0]}). {_NO_DDP}")
     for name, parameter in named:
-        if parameter.is_complex() or hasattr(parameter, "device_mesh"):
+        sharded = hasattr(parameter, "device_mesh") or "_fsdp_wrapped_module" in name or "_flat_param" in name
+        if parameter.is_complex() or sharded:
             raise ValueError(f"complex and sharded (FSDP, DTensor) parameters are not supported: {name}")
     return layers
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 
+from edpsgd import noise
 from edpsgd.noise import GaussianStream, chunks
 
 
@@ -82,15 +82,23 @@ class GradientSum:
             sources = [gradient for layer in found if (gradient := gradients[layer]) is not None]
             views = [self.views[layer] for layer in found]
             local = factors.to(buffer.flat.device, non_blocking=True)
-            if not self._is_empty:
-                _scale(sources, local[found] if local.ndim else local)
-                if sources:
-                    torch._foreach_add_(views, sources)
-                continue
-            for layer in set(buffer.layers) - set(found):
-                self.views[layer].zero_()
-            _copy_scaled(views, sources, local[found] if local.ndim else local)
+            if self._is_empty:
+                for layer in set(buffer.layers) - set(found):
+                    self.views[layer].zero_()
+                if noise.on_cpu(buffer.flat):  # one pass over the memory
+                    _copy_scaled(views, sources, _of_layers(local, found))
+                elif found:  # few kernels
+                    torch._foreach_copy_(views, sources)
+                    _scale(views, _of_layers(local, found)) if local.ndim else _scale([buffer.gradient], [local])
+            elif found:
+                _scale(sources, _of_layers(local, found))
+                torch._foreach_add_(views, sources)
         self._is_empty = False
+
+    def clamp_(self, limit: float) -> None:
+        """Bounds every element; infinities too."""
+        for buffer in self._buffers:
+            buffer.gradient.clamp_(-limit, limit)
 
     def add_noise_(self, stream: GaussianStream, stds: Sequence[float], shard: int, shards: int) -> None:
         """Adds Gaussian noise of each layer's std to one of equal shards of the coordinates."""
@@ -114,26 +122,24 @@ def _make_buffer(parameters: Sequence[torch.Tensor], layers: list[int], tail: in
     return _Buffer(flat, layers, views, offsets)
 
 
-def _scale(tensors: Sequence[torch.Tensor], factors: torch.Tensor) -> None:
-    """Multiplies by one factor, or by one for each tensor; a factor of 0 gives 0 even where there is NaN."""
-    for tensor, factor in zip(tensors, _each(factors), strict=False):
+def _of_layers(factors: torch.Tensor, layers: list[int]) -> list[torch.Tensor]:
+    """Each layer's factor; indexing by a list would wait for the device."""
+    each = factors.unbind() if factors.ndim else None
+    return [factors if each is None else each[layer] for layer in layers]
+
+
+def _scale(tensors: list[torch.Tensor], factors: list[torch.Tensor]) -> None:
+    """Multiplies each tensor by its factor; a factor of 0 gives 0 even where there is NaN."""
+    for tensor, factor in zip(tensors, factors, strict=True):
         for part in chunks(tensor.view(-1)) if tensor.is_contiguous() else (tensor,):
             part.mul_(factor).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def _copy_scaled(targets: list[torch.Tensor], sources: list[torch.Tensor], factors: torch.Tensor) -> None:
-    """The same, into other tensors: in one pass over the memory on CPUs, in few kernels elsewhere."""
-    if targets and targets[0].device.type != "cpu":
-        torch._foreach_copy_(targets, sources)
-        return _scale(targets, factors)
-    for target, source, factor in zip(targets, sources, _each(factors), strict=False):
+def _copy_scaled(targets: list[torch.Tensor], sources: list[torch.Tensor], factors: list[torch.Tensor]) -> None:
+    """The same, into other tensors."""
+    for target, source, factor in zip(targets, sources, factors, strict=True):
         for to, part in zip(chunks(target.view(-1)), chunks(source.reshape(-1)), strict=True):
             torch.mul(part, factor, out=to).nan_to_num_(0.0, 0.0, 0.0)
-    return None
-
-
-def _each(factors: torch.Tensor) -> Iterable[torch.Tensor]:
-    return factors.unbind() if factors.ndim else repeat(factors)
 
 
 def _runs_of_equal_std(buffer: _Buffer, stds: Sequence[float]) -> Iterator[tuple[int, int, float]]:

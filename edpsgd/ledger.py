@@ -10,11 +10,13 @@ are reserved in blocks: a crash may count a few steps that never happened, it ne
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
 import uuid
 import warnings
+import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +70,11 @@ class Ledger:
         self.events: list[Event] = []
         self._current: int | None = None
         self._reserved = 0
+        self._is_closed = False
         self._file = None if path is None else _LedgerFile(Path(path))
         if self._file is not None:
             self._replay(self._file.records)
+            atexit.register(_close_at_exit, weakref.ref(self))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
@@ -92,7 +96,7 @@ class Ledger:
 
     def open_epoch(self, epoch: int | None) -> None:
         """Opens an event for the steps to come, also for an epoch that was seen before."""
-        self._settle()
+        self._end_event()
         self._current = self._append(Event("gradients", epoch))
 
     def charge(self, noise_multiplier: float) -> None:
@@ -105,9 +109,9 @@ class Ledger:
         if lower:
             event.noise_multiplier = noise_multiplier
         if lower or event.steps > self._reserved:
-            reserved = event.steps - 1 + BLOCK
-            self._write_event(self._current, reserved, durable=True)
-            self._reserved = reserved
+            self._reserved = 0  # if the write fails, the next charge writes again
+            self._write_event(self._current, event.steps - 1 + BLOCK, durable=True)
+            self._reserved = event.steps - 1 + BLOCK
 
     def charge_layer_norms(self, noise_multiplier: float) -> None:
         """Pays for layer scales measured in a first step; 0 marks raw norms, which no noise covers."""
@@ -138,15 +142,14 @@ class Ledger:
                 f"the ledger{where} and the checkpoint's come from different runs, and neither continues the other. "
                 "Load the checkpoint into a new optimizer, with the ledger file of its own run or a new one."
             )
-        self._settle()
-        self._current = None
+        self._end_event()
 
     def close(self) -> None:
-        """Writes the exact step count and lets go of the file; what is charged afterwards stays in memory."""
-        self._settle()
-        if self._file is not None:
+        """Writes the exact step count and lets go of the file, which then takes no more charges; done at exit too."""
+        if self._file is not None and not self._is_closed:
+            self._end_event()
+            self._is_closed = True
             self._file.close()
-            self._file = None
 
     def _is_unused(self) -> bool:
         return not any(event.steps for event in self.events)
@@ -165,20 +168,26 @@ class Ledger:
         self._write({"state": self.state_dict()}, durable=True)
 
     def _append(self, event: Event, durable: bool = False) -> int:
+        index = len(self.events)
+        self._write({"index": index, "event": asdict(event)}, durable)
         self.events.append(event)
-        self._write_event(len(self.events) - 1, event.steps, durable)
-        return len(self.events) - 1
+        return index
 
-    def _settle(self) -> None:
-        """Replaces the reserved steps of the open event by those that happened."""
-        if self._current is not None and self._reserved > self.events[self._current].steps:
-            self._write_event(self._current, self.events[self._current].steps)
-        self._reserved = 0
+    def _end_event(self) -> None:
+        """Closes the open event, and replaces the steps reserved for it by those that happened."""
+        index, reserved = self._current, self._reserved
+        self._current, self._reserved = None, 0
+        if index is not None and reserved > self.events[index].steps:
+            self._write_event(index, self.events[index].steps)
 
     def _write_event(self, index: int, steps: int, durable: bool = False) -> None:
         self._write({"index": index, "event": {**asdict(self.events[index]), "steps": steps}}, durable)
 
     def _write(self, record: dict[str, Any], durable: bool = False) -> None:
+        if self._is_closed:
+            raise LedgerError(
+                f"{self._file.path if self._file else 'the ledger'} was closed: nothing more can be charged"
+            )
         if self._file is not None:
             self._file.append(record, durable)
 
@@ -198,7 +207,13 @@ class Ledger:
                 f"a copy of the ledger {self._file.path} is in memory only: the file stays with the original",
                 stacklevel=2,
             )
-        return {**self.__dict__, "_file": None}
+        return {**self.__dict__, "_file": None, "_is_closed": False}
+
+
+def _close_at_exit(reference: weakref.ref[Ledger]) -> None:
+    ledger = reference()
+    if ledger is not None:
+        ledger.close()
 
 
 def _at_least(event: Event, earlier: Event) -> bool:

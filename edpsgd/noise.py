@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -62,9 +63,9 @@ class ExponentialDecay:
 class GaussianSource:
     """Independent Gaussian noise for every (rank, step), from one secret (privacy.md section 3).
 
-    Without a seed the secret is 256 bits from the operating system, different on every worker, and it is never
-    stored: copies and checkpoints of whatever holds a source draw a new one. With a seed the noise can be repeated,
-    and is private only as long as the seed is secret.
+    Without a seed the secret is 256 bits from the operating system, different on every worker and in every forked
+    process, and it is never stored: copies and checkpoints of whatever holds a source draw a new one. With a seed the
+    noise can be repeated, and is private only as long as the seed is secret.
 
     On CPUs the numbers come from AES in counter mode, which nobody can predict without the secret; other devices use
     torch's own generator there, started from 64 bits of the secret. (torch's CPU generator would be slower, and
@@ -74,11 +75,18 @@ class GaussianSource:
     def __init__(self, seed: int | None, rank: int) -> None:
         self.seed = seed
         self.rank = rank
-        self._scratch = bytearray(4 * (_CPU_CHUNK + 1))
+        self._scratch = bytearray(len(_ZEROS))
+        self._draw_secret()
+
+    def _draw_secret(self) -> None:
+        self._process = os.getpid()
+        seed = self.seed
         self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(str(seed).encode()).digest()
 
     def stream(self, step: int, purpose: str = "gradient") -> GaussianStream:
         """The noise of one step; two purposes in one step get independent noise."""
+        if self._process != os.getpid():
+            self._draw_secret()
         key = hashlib.blake2b(f"{purpose}/{self.rank}/{step}".encode(), key=self._secret, digest_size=16).digest()
         return GaussianStream(key, self._scratch)
 
@@ -97,7 +105,7 @@ class GaussianStream:
         if std == 0.0:
             return
         for part in chunks(target.view(-1)):
-            if part.device.type == "cpu":
+            if on_cpu(part):
                 self._add_on_cpu(part, std)
             else:
                 noise = torch.randn(
@@ -112,16 +120,16 @@ class GaussianStream:
         return self._generators[device]
 
     def _add_on_cpu(self, target: torch.Tensor, std: float) -> None:
-        """Box and Muller's method on 31 random bits for the radius (tails to 6.6 σ) and 32 for the angle.
+        """Box and Muller's method on 62 random bits for the radius (tails to 9.2 σ) and 32 for the angle.
 
         Drawn in the precision of the target: coarser noise would leave the low bits of the gradient bare.
         """
         half = (target.numel() + 1) // 2
-        bits = self._random_bits(2 * half)
+        bits = self._random_bits(3 * half)
         dtype = _precision(target)
-        radius = bits[:half].bitwise_and_(0x7FFFFFFF).to(dtype)
-        radius.add_(0.5).mul_(2.0**-31).log_().mul_(-2.0).sqrt_()
-        angle = bits[half:].to(dtype).mul_(math.pi * 2.0**-31)
+        whole, fraction = torch.split(bits[: 2 * half].bitwise_and_(0x7FFFFFFF).to(dtype), half)
+        radius = whole.add_(fraction.add_(0.5), alpha=2.0**-31).mul_(2.0**-31).log_().mul_(-2.0).sqrt_()
+        angle = bits[2 * half :].to(dtype).mul_(math.pi * 2.0**-31)
         rest = target.numel() - half
         target[:half].addcmul_(radius, angle.cos(), value=std)
         target[half:].addcmul_(radius[:rest], angle.sin_()[:rest], value=std)
@@ -133,13 +141,18 @@ class GaussianStream:
         return torch.frombuffer(self._scratch, dtype=torch.int32, count=count)
 
 
-_ZEROS = bytes(4 * (_CPU_CHUNK + 1))
+_ZEROS = bytes(6 * _CPU_CHUNK + 64)
 
 
 def _precision(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+def on_cpu(tensor: torch.Tensor) -> bool:
+    """CPUs have a cache to stay in, other devices kernels to launch as few of as possible."""
+    return tensor.device.type == "cpu"
+
+
 def chunks(flat: torch.Tensor) -> Iterator[torch.Tensor]:
     """Pieces that several operations in a row can work on: cache-sized on CPUs, large elsewhere."""
-    yield from torch.split(flat, _CPU_CHUNK if flat.device.type == "cpu" else 1 << 26)
+    yield from torch.split(flat, _CPU_CHUNK if on_cpu(flat) else 1 << 26)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import warnings
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
 
 from edpsgd import agreement, checks, clipping
 from edpsgd.clipping import FirstStepNorms
@@ -75,8 +77,8 @@ class PrivateOptimizer(OptimizerWrapper):
     _epoch: int | None
     _steps: int
     _measured: dict[str, float] | None  # scales found by FirstStepNorms
-    _held: dict[str, torch.Tensor]  # what the wrapped optimizer holds
-    _layers: dict[str, torch.Tensor]  # what of it is trained
+    _noise_multiplier: float  # of the current epoch
+    _layers: dict[str, torch.Tensor]  # what the wrapped optimizer holds and trains
     _scales: list[float] | None  # of the layers; None while they are to be measured
     _closed: int  # micro-batches in the step so far
     _discarded: torch.Tensor  # how many of them held NaN or infinities
@@ -104,7 +106,7 @@ class PrivateOptimizer(OptimizerWrapper):
     ) -> None:
         self._collective = resolve(collective)
 
-        def prepare() -> tuple[dict[str, Any], dict[str, Any]]:
+        def prepare() -> dict[str, Any]:
             checks.check_inner(optimizer)
             super(PrivateOptimizer, self).__init__(optimizer)
             self._named = checks.named_layers(named_parameters)
@@ -123,17 +125,28 @@ class PrivateOptimizer(OptimizerWrapper):
             )
             check_compression(self._collective, compression)
             self._set_up()
-            checks.check_no_ddp(list(self._held.values()))
-            self.ledger = Ledger(ledger if self._collective.rank == 0 else None)
-            self.ledger.begin_run({"workers": self._collective.size, **self._settings.describe()})
-            return self._describe(), self.ledger.state_dict()
+            checks.check_no_ddp(list(self._layers.values()))
+            return self._describe()
 
         # All workers fail together: one that raised alone would leave the others waiting.
-        answers = agreement.together(self._collective, prepare)
-        agreement.check_alike([description for description, _ in answers])
+        agreement.check_alike(agreement.together(self._collective, prepare))
+        self._open_ledger(ledger)
+
+    def _open_ledger(self, path: str | os.PathLike[str] | None) -> None:
+        """Worker 0 keeps the file; the others know what it holds."""
+
+        def begin() -> dict[str, Any]:
+            self.ledger = Ledger(path if self._collective.rank == 0 else None)
+            self.ledger.begin_run(self._run())
+            return self.ledger.state_dict()
+
+        answers = agreement.together(self._collective, begin)
         if self._collective.rank > 0:
             self.ledger = Ledger()
-            self.ledger.load_state_dict(answers[0][1])
+            self.ledger.load_state_dict(answers[0])
+
+    def _run(self) -> dict[str, Any]:
+        return {"workers": self._collective.size, **self._settings.describe()}
 
     # ---------------------------------------------------------------- the algorithm
 
@@ -143,9 +156,9 @@ class PrivateOptimizer(OptimizerWrapper):
             raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
         if self._closed:
             raise RuntimeError("set_epoch() between accumulate() and step(): finish the step first")
-        self._settings.noise_at(epoch)  # a bad factor is an error here, not in the middle of a step
-        self._epoch = epoch
+        noise_multiplier = self._settings.noise_at(epoch)  # asked once, so that noise and ledger agree
         self.ledger.open_epoch(epoch)
+        self._epoch, self._noise_multiplier = epoch, noise_multiplier
 
     @torch.no_grad()
     def accumulate(self, scaler: GradScaler | None = None) -> None:
@@ -155,12 +168,16 @@ class PrivateOptimizer(OptimizerWrapper):
         micro-batches to the step; all workers must use the same K. Without gradients it closes an empty micro-batch.
 
         Args:
-            scaler: the GradScaler that scaled the loss, if there is one.
+            scaler: the GradScaler that scaled the loss, if there is one. A worker without data must call
+                ``accumulate(scaler=scaler)`` too before ``scaler.step()``: a GradScaler wants to see something.
         """
         loss_scale = None
         if scaler is not None and scaler.is_enabled():
+            if scaler._per_optimizer_states[id(self)]["stage"] is OptState.UNSCALED:
+                raise RuntimeError("scaler.unscale_() before accumulate(scaler=...) would unscale twice: leave it out")
             self._scaler = scaler
             loss_scale = scaler.scale(torch.ones((), device=self._sum.home))
+        self._follow_parameters()
         self._close_micro_batch(loss_scale, last=False)
 
     @torch.no_grad()
@@ -170,6 +187,7 @@ class PrivateOptimizer(OptimizerWrapper):
             raise ValueError("step(closure) would evaluate the model inside the step: call backward() before step()")
         if horovod_broadcast_root() is not None:
             return self._make_inner_state()
+        self._follow_parameters()
         if self._closed == 0 or any(p.grad is not None for p in self._layers.values()):
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
@@ -181,7 +199,7 @@ class PrivateOptimizer(OptimizerWrapper):
             else:
                 self._add_noise(number)
                 self._charge()
-                self._sum_over_workers(self._sum.wire, self._sum.tail, number)
+                self._send(number)
                 self._update()
         finally:
             self._report_overflow()
@@ -190,7 +208,6 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _close_micro_batch(self, loss_scale: torch.Tensor | None, last: bool) -> None:
         """Clip: adds the micro-batch's clipped gradient to the sum; ``last`` also divides the whole sum."""
-        self._follow_parameters()
         gradients = self._take_gradients()
         self._closed += 1
         weight: float | torch.Tensor = 1.0 / self._divisor if last else 1.0
@@ -232,17 +249,13 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _update(self) -> None:
         """Steps the wrapped optimizer on the noised mean, and on nothing else."""
-        for parameter in self._held.values():
-            parameter.grad = None  # also a gradient from before the parameter was frozen
+        self.zero_grad()  # also what a parameter got before it was frozen
         for parameter, view in zip(self._layers.values(), self._sum.views, strict=True):
             parameter.grad = view
-        self._inner.step()
-        for parameter in self._layers.values():
-            parameter.grad = None
-
-    @property
-    def _noise_multiplier(self) -> float:
-        return self._settings.noise_at(self._epoch or 0)
+        try:
+            self._inner.step()
+        finally:
+            self.zero_grad()
 
     @property
     def _divisor(self) -> float:
@@ -258,7 +271,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def _measure_scales(self, number: int) -> None:
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
         layers, workers = len(self._layers), self._collective.size
-        message = torch.zeros(layers + agreement.slots(workers), device=self._sum.home)
+        message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._sum.home)
         message[:layers] += self._norm_sum
         std = self._first_step_norms.noise_std / math.sqrt(workers)
         self._source.stream(number, "layer norms").add_to(message[:layers], std)
@@ -276,16 +289,25 @@ class PrivateOptimizer(OptimizerWrapper):
 
     # ---------------------------------------------------------------- the workers
 
-    def _sum_over_workers(self, tensors: list[torch.Tensor], tail: torch.Tensor, number: int) -> None:
+    def _send(self, number: int) -> None:
+        """Replaces the worker's noised part by the noised mean over all workers, compressed on the way if so asked."""
+        dtype = _WIRE_DTYPES.get(self._settings.compression or "")
+        if torch.float16 in {dtype, *(tensor.dtype for tensor in self._sum.wire)}:
+            self._sum.clamp_(0.99 * torch.finfo(torch.float16).max / self._collective.size)  # so that the sum is finite
+        self._sum_over_workers(self._sum.wire, self._sum.tail, number, dtype)
+
+    def _sum_over_workers(
+        self, tensors: list[torch.Tensor], tail: torch.Tensor, number: int, dtype: torch.dtype | None = None
+    ) -> None:
         """The one message of the step, with what the workers must agree on and the discards riding in the tail."""
         state = {
             "the number of micro-batches in a step": self._closed if self._settings.unit == "micro_batch" else None,
             "the step counter": number,
             "the epoch": self._epoch,
             "the noise multiplier": self._noise_multiplier,
+            "the trained parameters": self._layout,
         }
         agreement.write(tail, self._collective.rank, zlib.crc32(repr(state).encode()), self._discarded)
-        dtype = _WIRE_DTYPES.get(self._settings.compression or "")
         wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
         self._collective.sum_(wire)
         if dtype is not None:
@@ -308,14 +330,17 @@ class PrivateOptimizer(OptimizerWrapper):
     def _describe(self) -> dict[str, Any]:
         layers = {
             f"parameter {index}": (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen")
-            for index, (name, p) in enumerate(self._held.items())
+            for index, (name, p) in enumerate(self._named.items())
         }
-        return {"workers": self._collective.size, **self._settings.describe(), **layers}
+        return {**self._run(), **layers, "the trained parameters": self._layout}
 
     def _make_inner_state(self) -> None:
         """What hvd.broadcast_optimizer_state() wants of step(): the state exists, no parameter has moved."""
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        parameters = list(self._layers.values())
         before = [p.detach().clone() for p in parameters]
+        self.zero_grad()
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
         self._inner.step()
         torch._foreach_copy_(parameters, before)
         self.zero_grad()
@@ -338,6 +363,10 @@ class PrivateOptimizer(OptimizerWrapper):
         checks.check_all_named(tensors, self._named)
         if self._closed:
             raise RuntimeError("add_param_group() between accumulate() and step(): finish the step first")
+        added = {id(tensor) for tensor in tensors if tensor.requires_grad}
+        self._find_scales(
+            [name for name, p in self._named.items() if id(p) in added]
+        )  # an error before anything changes
         self._inner.add_param_group(group)
         self._lay_out()
         self._start_step()
@@ -345,7 +374,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def _set_up(self) -> None:
         """What a new optimizer and a copy of one have in common."""
         self._source = GaussianSource(self._settings.seed, self._collective.rank)
-        self._epoch = None
+        self._epoch, self._noise_multiplier = None, self._settings.noise_at(0)
         self._steps = 0
         self._measured = None
         self.discarded = 0
@@ -359,40 +388,42 @@ class PrivateOptimizer(OptimizerWrapper):
         held = [p for group in self.param_groups for p in group["params"]]
         checks.check_all_named(held, self._named)
         ids = {id(p) for p in held}
-        self._held = {name: p for name, p in self._named.items() if id(p) in ids}
-        self._layers = {name: p for name, p in self._held.items() if p.requires_grad}
-        if not self._layers:
+        layers = {name: p for name, p in self._named.items() if id(p) in ids and p.requires_grad}
+        if not layers:
             raise ValueError("the optimizer holds no parameter that requires a gradient")
-        self._seen = self._look()
-        self._scales = self._find_scales()
+        scales = self._find_scales(list(layers))
+        self._layers, self._scales, self._seen = layers, scales, self._look()
+        shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in layers.items()]
+        digest = hashlib.sha256(repr((shapes, scales)).encode()).hexdigest()[:16]
+        self._layout = f"{len(layers)} tensors, {sum(p.numel() for p in layers.values())} elements, digest {digest}"
         self.__dict__.pop("_sum", None)  # so that there are never two of them
         self._sum = GradientSum(list(self._layers.values()), tail=agreement.slots(self._collective.size))
-        uneven = self._scales is not None and any(scale != 1.0 for scale in self._scales)
-        self._scale_tensor = torch.tensor(self._scales, device=self._sum.home) if uneven else None
+        uneven = scales is not None and any(scale != 1.0 for scale in scales)
+        self._scale_tensor = torch.tensor(scales, dtype=torch.float32, device=self._sum.home) if uneven else None
 
-    def _look(self) -> list[tuple[bool, torch.device, torch.dtype]]:
-        return [(p.requires_grad, p.device, p.dtype) for p in self._held.values()]
+    def _look(self) -> list[tuple[int, bool, torch.device, torch.dtype]]:
+        return [(id(p), p.requires_grad, p.device, p.dtype) for group in self.param_groups for p in group["params"]]
 
     def _follow_parameters(self) -> None:
-        """Notices parameters that were frozen, unfrozen, moved or given to DDP since they were laid out."""
+        """Notices parameters that were added, frozen, moved or given to DDP since they were laid out."""
         if not self._started:
-            checks.check_no_ddp(list(self._held.values()))
+            checks.check_no_ddp(list(self._layers.values()))
             self._started = True
         if self._look() != self._seen:
             if self._closed:
-                raise RuntimeError("parameters were frozen, unfrozen or moved between accumulate() and step()")
+                raise RuntimeError("parameters were added, frozen or moved between accumulate() and step()")
             self._lay_out()
             self._start_step()
 
-    def _find_scales(self) -> list[float] | None:
-        """The layers' scales, or None while they are still to be measured."""
+    def _find_scales(self, layers: list[str]) -> list[float] | None:
+        """The scales of layers, or None while they are still to be measured."""
         scaling = self._settings.layer_scaling
         if scaling is None:
-            return [1.0] * len(self._layers)
+            return [1.0] * len(layers)
         if isinstance(scaling, FirstStepNorms):
-            return None if self._measured is None else clipping.given_scales(self._measured, list(self._layers))
+            return None if self._measured is None else clipping.given_scales(self._measured, layers)
         checks.check_known(scaling, self._named)
-        return clipping.given_scales(scaling, list(self._layers))
+        return clipping.given_scales(scaling, layers)
 
     def _take_gradients(self) -> list[torch.Tensor | None]:
         for name, parameter in self._layers.items():
@@ -410,7 +441,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._scaler = None
         self._sum.clear()
         self._discarded = torch.zeros((), dtype=torch.int64, device=self._sum.home)
-        self._norm_sum = torch.zeros(len(self._layers), device=self._sum.home)
+        self._norm_sum = torch.zeros(len(self._layers), dtype=torch.float32, device=self._sum.home)
 
     # ---------------------------------------------------------------- checkpoints and copies
 
@@ -421,7 +452,8 @@ class PrivateOptimizer(OptimizerWrapper):
         """
         root = horovod_broadcast_root()
         if root is not None and not self._state_made:  # broadcast_optimizer_state() asks first, on all workers
-            self._load_own_state(self._collective.gather(self._own_state())[root])
+            state = self._collective.gather(self._own_state())[root]
+            agreement.together(self._collective, lambda: self._load_own_state(state))
         self._state_made = False
         return super().state_dict()
 
@@ -440,9 +472,13 @@ class PrivateOptimizer(OptimizerWrapper):
         if state.get("format") != 1:
             raise ValueError(f"the state has format {state.get('format')!r}, this version reads 1")
         self.ledger.load_state_dict(state["ledger"])
+        was_seeded = self._settings.seed is not None
         self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
+        if self._settings.seed is not None and not was_seeded:
+            self.ledger.begin_run(self._run(), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
         self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy
         self._epoch, self._steps = state["epoch"], state["step"]
+        self._noise_multiplier = self._settings.noise_at(self._epoch or 0)
         self._measured, self.discarded = state["scales"], state["discarded"]
         self._lay_out()
         self._start_step()

@@ -79,6 +79,11 @@ class Settings:
         """How far one example can move the sum of clipped gradients (privacy.md section 2)."""
         return self.clip_norm * (2.0 if self.unit == "micro_batch" else 1.0)
 
+    @property
+    def neighbours(self) -> str:
+        """The pairs of data sets for which the sensitivity holds."""
+        return "add/remove, zero-out or replace" if self.unit == "micro_batch" else "add/remove or zero-out"
+
     def noise_at(self, epoch: int) -> float:
         """The nominal noise multiplier z_t of an epoch."""
         if self.noise_decay is None:
@@ -121,6 +126,8 @@ class Settings:
             "divisor": self.divisor,
             "compression": self.compression,
             "seeded": self.seed is not None,
+            "sensitivity": self.sensitivity,
+            "neighbours": self.neighbours,
         }
 
 

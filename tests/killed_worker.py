@@ -23,6 +23,7 @@ def main(folder: Path) -> None:
     workers, model = resolve("auto"), Bag()
     optimizer = private(model, torch.optim.Adam(model.parameters()), ledger=folder / "ledger.jsonl")
     optimizer.set_epoch(0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the launcher may be quicker than the network
     try:
         for step in range(1000):
             if step == 5 and workers.rank == workers.size - 1:
@@ -31,7 +32,7 @@ def main(folder: Path) -> None:
             optimizer.step()
             if workers.rank == 0:
                 save(folder, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1})
-    except Exception:
+    except BaseException:
         (folder / f"worker-{workers.rank}-ended").touch()
         raise
 

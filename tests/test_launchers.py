@@ -15,7 +15,6 @@ from tests.common import Bag, private
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(sys.executable).parent
-pytest.importorskip("horovod.torch")
 
 
 def command(launcher: str, workers: int, *arguments: str) -> list[str]:

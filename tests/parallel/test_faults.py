@@ -125,6 +125,8 @@ DIFFERENT = {
     "layer_scaling": {"layer_scaling": edpsgd.FirstStepNorms()},
     "noise_placement": {"noise_placement": "per_worker"},
     "seeded": {"seed": 1},
+    "noise": {"noise": "paper"},
+    "unit": {"unit": "example", "divisor": 8},
 }
 
 
@@ -204,6 +206,45 @@ def test_checkpoint_loaded_on_one_worker_only_is_noticed(workers) -> None:
     assert all(p.abs().sum() == 0 for p in model.parameters())
 
 
+def test_parameters_frozen_later_on_one_worker_only(workers) -> None:
+    """Of the same size, so that the messages fit: only what rides along tells that they are not the same."""
+    if workers.size == 1:
+        pytest.skip("needs several workers")
+    model = Bag((2000, 2000, 30))
+    optimizer = private(model)
+    optimizer.step()
+    before = layers_of(model)
+    (model.p0 if workers.rank == 0 else model.p1).requires_grad_(False)
+    with pytest.raises(ValueError, match="the workers disagree on the trained parameters"):
+        optimizer.step()
+    assert_same(model, before, tolerance=0.0)
+
+
+def test_an_empty_worker_with_a_grad_scaler(workers) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    optimizer = private(model, clip_norm=1e3, noise_multiplier=0.0)
+    if workers.rank != 0:
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+    optimizer.accumulate(scaler=scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2048.0
+    assert_same(model, {"weight": torch.full((1, 4), -2.0 * (workers.size - 1) / workers.size)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_model_stays_finite_in_half_precision(workers, dtype) -> None:
+    model = Bag().to(dtype)
+    compression = "fp16" if dtype == torch.float32 else None
+    optimizer = private(model, clip_norm=1e6, compression=compression, noise_placement="per_worker")
+    set_gradients(model, 100.0)
+    optimizer.step()
+    gradients = workers.gather([torch.isfinite(p).all().item() for p in model.parameters()])
+    assert all(all(finite) for finite in gradients)
+
+
 def test_examples_as_units_may_differ_in_number(workers) -> None:
     model = Bag()
     optimizer = private(model, unit="example", divisor=10, clip_norm=1e3, noise_multiplier=0.0)
@@ -254,6 +295,32 @@ def test_broadcast_optimizer_state(hvd, workers, inner, case, scaling) -> None:
     assert_workers_agree(workers, model)
 
 
+def test_broadcast_leaves_no_raw_gradient_in_the_state(hvd) -> None:
+    model = Bag()
+    optimizer = private(model, torch.optim.Adam(model.parameters()))
+    set_gradients(model, 7.0)
+    model.p1.requires_grad_(False)  # with its raw gradient still there
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert model.p1 not in optimizer.state
+    assert all(state["exp_avg"].abs().sum() == 0 for state in optimizer.state.values())
+
+
+def test_a_ledger_that_does_not_fit_is_an_error_on_all_in_a_broadcast(hvd, workers) -> None:
+    if workers.size == 1:
+        pytest.skip("needs several workers")
+    optimizer = private(Bag())
+    if workers.rank == 1:  # as if it came from a run of its own
+        optimizer.ledger = edpsgd.Ledger()
+        optimizer.ledger.begin_run({})
+        optimizer.ledger.open_epoch(0)
+        optimizer.ledger.charge(1.0)
+    else:
+        optimizer.ledger.open_epoch(0)
+        optimizer.ledger.charge(1.0)
+    with pytest.raises(ValueError, match="different runs"):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+
 def test_rank_0_checkpoint_resumes_bit_for_bit_with_a_seed(workers, tmp_path) -> None:
     def build():
         torch.manual_seed(0)
@@ -292,6 +359,16 @@ def test_ddp_is_refused() -> None:
     with pytest.raises(ValueError, match="belong to a DistributedDataParallel"):
         edpsgd.PrivateOptimizer(optimizer, ddp.named_parameters(), clip_norm=1.0, noise_multiplier=1.0)
     del ddp
+
+
+@pytest.mark.skipif("TORCHELASTIC_RUN_ID" not in os.environ, reason="needs torchrun")
+@pytest.mark.parametrize("original", [False, True])
+def test_fsdp_is_refused(original) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    module = FullyShardedDataParallel(nn.Linear(4, 4), use_orig_params=original, device_id=torch.device("cpu"))
+    with pytest.raises(ValueError, match="FSDP|FullyShardedDataParallel"):
+        private(module)
 
 
 @pytest.mark.skipif("TORCHELASTIC_RUN_ID" not in os.environ, reason="needs torchrun")

@@ -89,7 +89,7 @@ def test_order_of_calls() -> None:
     with pytest.raises(RuntimeError, match=r"add_param_group\(\) between"):
         optimizer.add_param_group({"params": [model.p0]})
     model.p0.requires_grad_(False)
-    with pytest.raises(RuntimeError, match="frozen, unfrozen or moved between"):
+    with pytest.raises(RuntimeError, match="added, frozen or moved between"):
         optimizer.accumulate()
 
 
@@ -162,9 +162,18 @@ def test_check_model() -> None:
 def test_check_model_watches_buffers() -> None:
     model = Counter().eval()
     edpsgd.check_model(model)  # nothing known about it
-    with pytest.raises(ValueError, match="buffers change in forward .* mean"):
+    with pytest.raises(ValueError, match="these change in forward .* mean"):
         edpsgd.check_model(model, forward=lambda: model(torch.ones(3)))
     assert model.mean == 0
     assert not model.training
+    mixed = nn.Sequential(model, nn.Dropout())
+    with pytest.raises(ValueError, match=r"0\.mean"):
+        edpsgd.check_model(mixed, forward=lambda: mixed(torch.ones(3)))
+    assert (mixed.training, model.training) == (True, False)
     fixed = nn.LayerNorm(3)
     edpsgd.check_model(fixed, forward=lambda: fixed(torch.ones(3)))
+
+
+def test_check_model_refuses_embeddings_that_move() -> None:
+    with pytest.raises(ValueError, match="max_norm rescale the rows .* 1"):
+        edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, max_norm=1.0)))

@@ -10,9 +10,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.common import Bag, private, quiet, set_gradients
+from tests.common import Bag, Spy, private, quiet, set_gradients
 
-WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")
+WAITS = (
+    "_local_scalar_dense",
+    "is_nonzero",
+    "nonzero",
+    "equal",
+    "index",
+    "index_put_",
+)  # these can wait for the device
 
 
 class Operations(TorchDispatchMode):
@@ -49,6 +56,28 @@ def test_no_host_synchronisation(clipping, scales, bad) -> None:
         optimizer.step()  # SGD itself reads nothing, so this covers clip, noise, and all else
     assert "addcmul_" in seen.names
     assert seen.waits == []
+
+
+def test_nothing_is_read_by_the_host_before_the_sum(monkeypatch) -> None:
+    """tolist() and its like are no operations of torch, so they are forbidden by hand."""
+    read: list[str] = []
+    model, spy = Bag(), Spy()
+    optimizer = private(model, collective=spy)
+    real = torch.Tensor.tolist
+
+    def forbid(name: str) -> None:
+        monkeypatch.setattr(torch.Tensor, name, lambda self, *a, **k: read.append(f"{name}, {spy.messages} sent"))
+
+    for name in ("item", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+        forbid(name)
+    monkeypatch.setattr(
+        torch.Tensor, "tolist", lambda self: (read.append(f"tolist, {spy.messages} sent"), real(self))[1]
+    )
+    for _ in range(2):
+        set_gradients(model, 1.0)
+        optimizer.accumulate()
+    optimizer.step()
+    assert read == ["tolist, 1 sent"]
 
 
 def test_the_profiler_agrees() -> None:

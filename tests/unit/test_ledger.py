@@ -6,13 +6,18 @@ import errno
 import json
 import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import edpsgd
 from edpsgd.ledger import BLOCK, Event, Ledger, LedgerError
-from tests.common import Bag, private
+from tests.common import Bag, Spy, private
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def steps_in(path) -> list[int]:
@@ -254,6 +259,102 @@ def test_a_full_disk_stops_the_step_before_it_is_released(tmp_path, monkeypatch)
     assert sum(e.steps for e in Ledger.read(path).events) == 2  # the failed one counts, it may have been written
 
 
+class ReadsBeforeTheSum(Spy):
+    """A collective that looks at the file when a worker's part is about to leave it."""
+
+    def __init__(self, path, synced: list[int]) -> None:
+        super().__init__()
+        self.path, self.synced = path, synced
+        self.seen: list[tuple[list[int], int]] = []
+
+    def sum_(self, tensors) -> None:
+        self.seen.append((steps_in(self.path), len(self.synced)))
+        super().sum_(tensors)
+
+
+def test_every_release_is_on_disk_before_the_sum(tmp_path, monkeypatch) -> None:
+    """Layer norms and gradients: no worker has a sum that is not paid for."""
+    path, synced, real = tmp_path / "ledger.jsonl", [], os.fsync
+    spy = ReadsBeforeTheSum(path, synced)
+    optimizer = private(Bag(), ledger=path, collective=spy, layer_scaling=edpsgd.FirstStepNorms(1.0))
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd))[1])
+    optimizer.set_epoch(0)
+    optimizer.step()
+    optimizer.step()
+    assert spy.seen == [([0, 1], 1), ([BLOCK, 1], 2)]
+
+
+def test_a_charge_that_failed_is_written_again(tmp_path, monkeypatch) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.open_epoch(0)
+    ledger.charge(1.0)
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="cannot be written"):
+            ledger.charge(0.1)
+        with pytest.raises(OSError, match="cannot be written"):
+            ledger.open_epoch(1)
+    assert not ledger.is_open  # nothing more goes to the event before
+    ledger.open_epoch(1)
+    ledger.charge(0.1)
+    assert Ledger.read(tmp_path / "ledger.jsonl").events[1] == Event("gradients", 1, 0.1, BLOCK)
+
+
+def test_a_lower_multiplier_that_could_not_be_written_is_written_next(tmp_path, monkeypatch) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.open_epoch(0)
+    ledger.charge(1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+        with pytest.raises(OSError, match="cannot be written"):
+            ledger.charge(0.1)
+    ledger.charge(0.1)
+    assert Ledger.read(tmp_path / "ledger.jsonl").events[0].noise_multiplier == 0.1
+
+
+def test_a_failed_epoch_does_not_go_on_with_the_one_before(tmp_path, monkeypatch) -> None:
+    optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl", noise_decay=edpsgd.LinearDecay(1.0))
+    optimizer.set_epoch(0)
+    optimizer.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="cannot be written"):
+            optimizer.set_epoch(1)
+    optimizer.step()
+    assert optimizer.ledger.events == [Event("gradients", 0, 1.0, 1), Event("gradients", 0, 1.0, 1)]
+
+
+def test_a_closed_file_takes_no_more_charges(tmp_path) -> None:
+    model = Bag()
+    optimizer = private(model, ledger=tmp_path / "ledger.jsonl")
+    optimizer.step()
+    optimizer.ledger.close()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(LedgerError, match="was closed"):
+        optimizer.step()
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_leaving_python_writes_the_exact_count(tmp_path) -> None:
+    code = (
+        "import sys; from tests.common import Bag, private\n"
+        "optimizer = private(Bag(), ledger=sys.argv[1]); optimizer.set_epoch(0)\n"
+        "for _ in range(3): optimizer.step()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "ledger.jsonl")], check=True, cwd=ROOT)
+    assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [3]
+
+
+def test_a_refused_construction_leaves_no_run(tmp_path) -> None:
+    with pytest.raises(ValueError, match="clip_norm"):
+        private(Bag(), clip_norm=-1.0, ledger=tmp_path / "ledger.jsonl")
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
 def test_what_the_ledger_marks() -> None:
     optimizer = private(Bag(), seed=3, layer_scaling=edpsgd.FirstStepNorms())
     optimizer.step()
@@ -264,3 +365,8 @@ def test_what_the_ledger_marks() -> None:
     example.set_epoch(0)
     assert example.ledger.runs[0]["unit"] == "example"
     assert example.ledger.events[0].batching == "unvouched"
+    assert (example.ledger.runs[0]["sensitivity"], example.ledger.runs[0]["neighbours"]) == (
+        1.0,
+        "add/remove or zero-out",
+    )
+    assert optimizer.ledger.runs[0]["sensitivity"] == 2.0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
 
 import pytest
 import torch
 from scipy.stats import kstest, norm
 
 from edpsgd.clipping import given_scales, measured_scales
-from edpsgd.noise import GaussianSource
+from edpsgd.noise import GaussianSource, GaussianStream
 from tests.common import FRESH, assert_std, assert_uncorrelated
 
 
@@ -84,3 +86,26 @@ def test_scales_have_unit_rms() -> None:
     assert scales[1] == pytest.approx(2 * scales[0])
     assert scales[2] == scales[3] > 0
     assert measured_scales([-1.0, 0.0]) == [1.0, 1.0]
+
+
+def test_a_forked_process_draws_noise_of_its_own() -> None:
+    source = GaussianSource(None, 0)
+    draw(source)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, source.stream(1)._key)
+        os._exit(0)
+    os.wait()
+    assert os.read(reader, 100) != source.stream(1)._key
+
+
+def test_the_tails_reach_beyond_what_31_bits_can() -> None:
+    """With the first 31 bits of the radius at zero, the other 31 decide."""
+
+    class Zeros(GaussianStream):
+        def _random_bits(self, count: int) -> torch.Tensor:
+            return torch.zeros(count, dtype=torch.int32)
+
+    target = torch.zeros(2)
+    Zeros(bytes(16), bytearray(64)).add_to(target, 1.0)
+    assert target[0].item() == pytest.approx(math.sqrt(2 * 63 * math.log(2)), rel=1e-5)

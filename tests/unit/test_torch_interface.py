@@ -11,7 +11,17 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import edpsgd
-from tests.common import Bag, assert_same, layers_of, private, set_gradients
+from tests.common import (
+    FRESH,
+    Bag,
+    Spy,
+    assert_same,
+    assert_std,
+    assert_uncorrelated,
+    layers_of,
+    private,
+    set_gradients,
+)
 
 
 def build() -> nn.Module:
@@ -267,3 +277,125 @@ def test_disabled_grad_scaler() -> None:
     plain(torch.ones(1, 4)).sum().backward()
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     assert_same(model, layers_of(plain))
+
+
+def test_parameters_added_behind_the_wrapper() -> None:
+    """Directly to the wrapped optimizer, or into a group: clipped and noised like the others if named, else refused."""
+    model, stranger = Bag(), nn.Parameter(torch.zeros(3))
+    inner = torch.optim.SGD([model.p0], lr=1.0)
+    optimizer = private(model, inner, noise_multiplier=0.0)
+    inner.add_param_group({"params": [model.p1]})
+    model.p1.grad = torch.full_like(model.p1, 123.0)
+    optimizer.step()
+    assert model.p1.norm().item() == pytest.approx(1.0, rel=1e-5)
+    optimizer.param_groups[0]["params"].append(stranger)
+    stranger.grad = torch.ones(3)
+    with pytest.raises(ValueError, match="raw gradient would slip through"):
+        optimizer.step()
+    assert stranger.abs().sum() == 0
+
+
+def test_parameters_added_between_accumulate_and_step() -> None:
+    model = Bag()
+    inner = torch.optim.SGD([model.p0], lr=1.0)
+    optimizer = private(model, inner)
+    optimizer.accumulate()
+    inner.add_param_group({"params": [model.p1]})
+    model.p1.grad = torch.ones_like(model.p1)
+    with pytest.raises(RuntimeError, match="added, frozen or moved"):
+        optimizer.step()
+    assert model.p1.abs().sum() == 0
+
+
+def test_a_group_without_scales_changes_nothing() -> None:
+    model = Bag()
+    optimizer = private(model, torch.optim.SGD([model.p0], lr=1.0), layer_scaling=edpsgd.FirstStepNorms())
+    set_gradients(model, 1.0)
+    optimizer.step()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no entry for the parameters p1"):
+            optimizer.add_param_group({"params": [model.p1]})
+    optimizer.step()
+    assert len(optimizer.param_groups) == 1
+
+
+def test_unfreezing_without_a_scale_is_the_same_error_again() -> None:
+    model = Bag()
+    model.p1.requires_grad_(False)
+    optimizer = private(model, layer_scaling=edpsgd.FirstStepNorms())
+    set_gradients(model, 1.0)
+    optimizer.step()
+    model.p1.requires_grad_(True)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no entry for the parameters p1"):
+            optimizer.step()
+    assert [event.kind for event in optimizer.ledger.events] == ["layer_norms"]
+
+
+def test_an_inner_step_that_fails_leaves_no_gradient() -> None:
+    model = Bag()
+    optimizer = private(model)
+
+    def fail(*_) -> None:
+        raise RuntimeError("out of memory")
+
+    handle = optimizer._inner.register_step_pre_hook(fail)
+    set_gradients(model, 1.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step()
+    handle.remove()
+    assert all(p.grad is None for p in model.parameters())
+    assert optimizer.ledger.events[0].steps == 1
+
+
+def test_the_noise_of_a_failed_step_is_not_used_again() -> None:
+    class Breaks(Spy):
+        def sum_(self, tensors) -> None:
+            super().sum_(tensors)
+            if self.messages == 1:
+                raise RuntimeError("a worker is gone")
+
+    model, spy = Bag(), Breaks()
+    optimizer = private(model, collective=spy)
+    with pytest.raises(RuntimeError, match="gone"):
+        optimizer.step()
+    optimizer.step()
+    assert_uncorrelated(spy.sent[0][:10500], spy.sent[1][:10500], FRESH)
+
+
+def test_unscaling_twice_is_refused() -> None:
+    model = build()
+    optimizer = private(model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="unscale twice"):
+        optimizer.accumulate(scaler=scaler)
+
+
+def test_a_seed_from_a_checkpoint_is_marked() -> None:
+    seeded = private(Bag(), seed=5)
+    seeded.step()
+    optimizer = private(Bag())
+    optimizer.load_state_dict(seeded.state_dict())
+    assert [run["seeded"] for run in optimizer.ledger.runs] == [True, False, True]
+
+
+def test_a_decay_that_changes_its_mind_is_asked_once() -> None:
+    factors = iter([1.0, 0.5, 0.25, 0.125])
+    model, spy = Bag(), Spy()
+    optimizer = private(model, noise_decay=lambda epoch: next(factors), collective=spy, seed=1)
+    optimizer.set_epoch(0)
+    for _ in range(2):
+        optimizer.step()
+        assert_std(spy.sent[-1][:10500], 2 * optimizer.ledger.events[0].noise_multiplier)
+
+
+def test_other_default_dtypes() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        optimizer = private(Bag().float(), layer_scaling={"p0": 1.0, "p1": 2.0, "p2": 3.0})
+        assert optimizer._scale_tensor.dtype == torch.float32
+        assert optimizer._scale_tensor.tolist() == pytest.approx(optimizer._scales, rel=1e-6)
+    finally:
+        torch.set_default_dtype(torch.float32)
