@@ -127,9 +127,10 @@ class GaussianStream:
         half = (target.numel() + 1) // 2
         bits = self._random_bits(3 * half)
         dtype = _precision(target)
-        whole, fraction = torch.split(bits[: 2 * half].bitwise_and_(0x7FFFFFFF).to(dtype), half)
-        radius = whole.add_(fraction.add_(0.5), alpha=2.0**-31).mul_(2.0**-31).log_().mul_(-2.0).sqrt_()
-        angle = bits[2 * half :].to(dtype).mul_(math.pi * 2.0**-31)
+        radius = bits[:half].bitwise_and_(0x7FFFFFFF).to(dtype)
+        fraction = bits[half : 2 * half].bitwise_and_(0x7FFFFFFF).to(dtype)
+        radius.add_(fraction.add_(0.5), alpha=2.0**-31).mul_(2.0**-31).log_().mul_(-2.0).sqrt_()
+        angle = fraction.copy_(bits[2 * half :]).mul_(math.pi * 2.0**-31)
         rest = target.numel() - half
         target[:half].addcmul_(radius, angle.cos(), value=std)
         target[half:].addcmul_(radius[:rest], angle.sin_()[:rest], value=std)

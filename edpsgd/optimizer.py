@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import warnings
@@ -18,7 +17,7 @@ from torch.amp.grad_scaler import OptState
 from edpsgd import agreement, checks, clipping
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve
-from edpsgd.gradients import GradientSum
+from edpsgd.layers import Layers, find_scales
 from edpsgd.ledger import Ledger
 from edpsgd.noise import Decay, GaussianSource
 from edpsgd.settings import Settings
@@ -78,8 +77,7 @@ class PrivateOptimizer(OptimizerWrapper):
     _steps: int
     _measured: dict[str, float] | None  # scales found by FirstStepNorms
     _noise_multiplier: float  # of the current epoch
-    _layers: dict[str, torch.Tensor]  # what the wrapped optimizer holds and trains
-    _scales: list[float] | None  # of the layers; None while they are to be measured
+    _layers: Layers  # what the wrapped optimizer holds and trains
     _closed: int  # micro-batches in the step so far
     _discarded: torch.Tensor  # how many of them held NaN or infinities
     _norm_sum: torch.Tensor
@@ -125,7 +123,7 @@ class PrivateOptimizer(OptimizerWrapper):
             )
             check_compression(self._collective, compression)
             self._set_up()
-            checks.check_no_ddp(list(self._layers.values()))
+            checks.check_no_ddp(list(self._layers.parameters.values()))
             return self._describe()
 
         # All workers fail together: one that raised alone would leave the others waiting.
@@ -176,7 +174,7 @@ class PrivateOptimizer(OptimizerWrapper):
             if scaler._per_optimizer_states[id(self)]["stage"] is OptState.UNSCALED:
                 raise RuntimeError("scaler.unscale_() before accumulate(scaler=...) would unscale twice: leave it out")
             self._scaler = scaler
-            loss_scale = scaler.scale(torch.ones((), device=self._sum.home))
+            loss_scale = scaler.scale(torch.ones((), device=self._layers.sum.home))
         self._follow_parameters()
         self._close_micro_batch(loss_scale, last=False)
 
@@ -188,13 +186,13 @@ class PrivateOptimizer(OptimizerWrapper):
         if horovod_broadcast_root() is not None:
             return self._make_inner_state()
         self._follow_parameters()
-        if self._closed == 0 or any(p.grad is not None for p in self._layers.values()):
+        if self._closed == 0 or self._layers.have_gradients():
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
-            self._sum.scale_(1.0 / self._divisor)
+            self._layers.sum.scale_(1.0 / self._divisor)
         number, self._steps = self._steps, self._steps + 1  # even if the step fails, its noise is not used again
         try:
-            if self._scales is None:
+            if self._layers.scales is None:
                 self._measure_scales(number)
             else:
                 self._add_noise(number)
@@ -208,35 +206,35 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _close_micro_batch(self, loss_scale: torch.Tensor | None, last: bool) -> None:
         """Clip: adds the micro-batch's clipped gradient to the sum; ``last`` also divides the whole sum."""
-        gradients = self._take_gradients()
+        gradients = self._layers.take_gradients()
         self._closed += 1
         weight: float | torch.Tensor = 1.0 / self._divisor if last else 1.0
         if last:
-            self._sum.scale_(1.0 / self._divisor)
+            self._layers.sum.scale_(1.0 / self._divisor)
         if all(gradient is None for gradient in gradients):
             return
-        norms = clipping.layer_norms(gradients, self._sum.home)
+        norms = clipping.layer_norms(gradients, self._layers.sum.home)
         if loss_scale is not None:
             weight = weight / loss_scale.to(norms)
             norms = norms / loss_scale.to(norms)
         finite = clipping.is_finite(norms)
         self._discarded = self._discarded + ~finite
-        if self._scales is None:
+        if self._layers.scales is None:
             self._add_norms(norms, finite)
         else:
             factors = torch.where(finite, self._clip_factors(norms) * weight, 0.0)
-            self._sum.add_(gradients, factors)
+            self._layers.sum.add_(gradients, factors)
 
     def _clip_factors(self, norms: torch.Tensor) -> torch.Tensor:
         clip = clipping.per_layer_factors if self._settings.clipping == "per_layer" else clipping.flat_factor
-        return clip(norms, self._settings.clip_norm, self._scale_tensor)
+        return clip(norms, self._settings.clip_norm, self._layers.scale_tensor)
 
     def _add_noise(self, number: int) -> None:
         """Adds this worker's share of the noise to its sum."""
         workers, rank = self._collective.size, self._collective.rank
-        stds = self._settings.noise_per_worker(self._noise_multiplier, workers, self._closed, self._scales or [])
+        stds = self._settings.noise_per_worker(self._noise_multiplier, workers, self._closed, self._layers.scales or [])
         shard, shards = (rank, workers) if self._settings.is_sharded else (0, 1)
-        self._sum.add_noise_(self._source.stream(number), [std / self._divisor for std in stds], shard, shards)
+        self._layers.sum.add_noise_(self._source.stream(number), [std / self._divisor for std in stds], shard, shards)
 
     def _charge(self) -> None:
         """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk."""
@@ -244,14 +242,13 @@ class PrivateOptimizer(OptimizerWrapper):
         if not self.ledger.is_open:
             self.ledger.open_epoch(self._epoch)
         self.ledger.charge(
-            self._settings.effective_noise(self._noise_multiplier, workers, self._closed, self._scales or [])
+            self._settings.effective_noise(self._noise_multiplier, workers, self._closed, self._layers.scales or [])
         )
 
     def _update(self) -> None:
         """Steps the wrapped optimizer on the noised mean, and on nothing else."""
         self.zero_grad()  # also what a parameter got before it was frozen
-        for parameter, view in zip(self._layers.values(), self._sum.views, strict=True):
-            parameter.grad = view
+        self._layers.hand_over_sum()
         try:
             self._inner.step()
         finally:
@@ -271,14 +268,14 @@ class PrivateOptimizer(OptimizerWrapper):
     def _measure_scales(self, number: int) -> None:
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
         layers, workers = len(self._layers), self._collective.size
-        message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._sum.home)
+        message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
         message[:layers] += self._norm_sum
         std = self._first_step_norms.noise_std / math.sqrt(workers)
         self._source.stream(number, "layer norms").add_to(message[:layers], std)
         self.ledger.charge_layer_norms(self._first_step_norms.noise_multiplier or 0.0)
         self._sum_over_workers([message], message[layers:], number)
         scales = clipping.measured_scales(message[:layers].tolist())
-        self._measured = dict(zip(self._layers, scales, strict=True))
+        self._measured = dict(zip(self._layers.parameters, scales, strict=True))
         self._lay_out()
 
     @property
@@ -292,9 +289,10 @@ class PrivateOptimizer(OptimizerWrapper):
     def _send(self, number: int) -> None:
         """Replaces the worker's noised part by the noised mean over all workers, compressed on the way if so asked."""
         dtype = _WIRE_DTYPES.get(self._settings.compression or "")
-        if torch.float16 in {dtype, *(tensor.dtype for tensor in self._sum.wire)}:
-            self._sum.clamp_(0.99 * torch.finfo(torch.float16).max / self._collective.size)  # so that the sum is finite
-        self._sum_over_workers(self._sum.wire, self._sum.tail, number, dtype)
+        if torch.float16 in {dtype, *(tensor.dtype for tensor in self._layers.sum.wire)}:
+            limit = 0.99 * torch.finfo(torch.float16).max / self._collective.size
+            self._layers.sum.clamp_(limit)  # so that the sum is finite
+        self._sum_over_workers(self._layers.sum.wire, self._layers.sum.tail, number, dtype)
 
     def _sum_over_workers(
         self, tensors: list[torch.Tensor], tail: torch.Tensor, number: int, dtype: torch.dtype | None = None
@@ -305,7 +303,7 @@ class PrivateOptimizer(OptimizerWrapper):
             "the step counter": number,
             "the epoch": self._epoch,
             "the noise multiplier": self._noise_multiplier,
-            "the trained parameters": self._layout,
+            "the trained parameters": self._layers.description,
         }
         agreement.write(tail, self._collective.rank, zlib.crc32(repr(state).encode()), self._discarded)
         wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
@@ -316,27 +314,24 @@ class PrivateOptimizer(OptimizerWrapper):
         if not alike:
             agreement.check_alike(self._collective.gather(state))
             raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
-        self._count_discarded(discarded, number)
-
-    def _count_discarded(self, count: int, number: int) -> None:
-        if count and not self.discarded:
+        if discarded and not self.discarded:
             warnings.warn(
-                f"{count} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones are "
-                "counted in optimizer.discarded without a warning",
+                f"{discarded} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones "
+                "are counted in optimizer.discarded without a warning",
                 stacklevel=5,
             )
-        self.discarded += count
+        self.discarded += discarded
 
     def _describe(self) -> dict[str, Any]:
         layers = {
             f"parameter {index}": (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen")
             for index, (name, p) in enumerate(self._named.items())
         }
-        return {**self._run(), **layers, "the trained parameters": self._layout}
+        return {**self._run(), **layers, "the trained parameters": self._layers.description}
 
     def _make_inner_state(self) -> None:
         """What hvd.broadcast_optimizer_state() wants of step(): the state exists, no parameter has moved."""
-        parameters = list(self._layers.values())
+        parameters = list(self._layers.parameters.values())
         before = [p.detach().clone() for p in parameters]
         self.zero_grad()
         for parameter in parameters:
@@ -364,9 +359,8 @@ class PrivateOptimizer(OptimizerWrapper):
         if self._closed:
             raise RuntimeError("add_param_group() between accumulate() and step(): finish the step first")
         added = {id(tensor) for tensor in tensors if tensor.requires_grad}
-        self._find_scales(
-            [name for name, p in self._named.items() if id(p) in added]
-        )  # an error before anything changes
+        names = [name for name, p in self._named.items() if id(p) in added]
+        find_scales(names, self._named, self._settings.layer_scaling, self._measured)  # fails before anything changes
         self._inner.add_param_group(group)
         self._lay_out()
         self._start_step()
@@ -384,64 +378,27 @@ class PrivateOptimizer(OptimizerWrapper):
         self._start_step()
 
     def _lay_out(self) -> None:
-        """Fixes the layers: the parameters that are held by the wrapped optimizer and trained."""
-        held = [p for group in self.param_groups for p in group["params"]]
-        checks.check_all_named(held, self._named)
-        ids = {id(p) for p in held}
-        layers = {name: p for name, p in self._named.items() if id(p) in ids and p.requires_grad}
-        if not layers:
-            raise ValueError("the optimizer holds no parameter that requires a gradient")
-        scales = self._find_scales(list(layers))
-        self._layers, self._scales, self._seen = layers, scales, self._look()
-        shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in layers.items()]
-        digest = hashlib.sha256(repr((shapes, scales)).encode()).hexdigest()[:16]
-        self._layout = f"{len(layers)} tensors, {sum(p.numel() for p in layers.values())} elements, digest {digest}"
-        self.__dict__.pop("_sum", None)  # so that there are never two of them
-        self._sum = GradientSum(list(self._layers.values()), tail=agreement.slots(self._collective.size))
-        uneven = scales is not None and any(scale != 1.0 for scale in scales)
-        self._scale_tensor = torch.tensor(scales, dtype=torch.float32, device=self._sum.home) if uneven else None
-
-    def _look(self) -> list[tuple[int, bool, torch.device, torch.dtype]]:
-        return [(id(p), p.requires_grad, p.device, p.dtype) for group in self.param_groups for p in group["params"]]
+        self._layers = Layers(
+            self.param_groups, self._named, self._settings.layer_scaling, self._measured, self._collective.size
+        )
 
     def _follow_parameters(self) -> None:
         """Notices parameters that were added, frozen, moved or given to DDP since they were laid out."""
         if not self._started:
-            checks.check_no_ddp(list(self._layers.values()))
+            checks.check_no_ddp(list(self._layers.parameters.values()))
             self._started = True
-        if self._look() != self._seen:
+        if not self._layers.fit(self.param_groups):
             if self._closed:
                 raise RuntimeError("parameters were added, frozen or moved between accumulate() and step()")
             self._lay_out()
             self._start_step()
 
-    def _find_scales(self, layers: list[str]) -> list[float] | None:
-        """The scales of layers, or None while they are still to be measured."""
-        scaling = self._settings.layer_scaling
-        if scaling is None:
-            return [1.0] * len(layers)
-        if isinstance(scaling, FirstStepNorms):
-            return None if self._measured is None else clipping.given_scales(self._measured, layers)
-        checks.check_known(scaling, self._named)
-        return clipping.given_scales(scaling, layers)
-
-    def _take_gradients(self) -> list[torch.Tensor | None]:
-        for name, parameter in self._layers.items():
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                raise ValueError(
-                    f"{name} has a sparse gradient, which would show which rows were used: use sparse=False"
-                )
-        gradients = [parameter.grad for parameter in self._layers.values()]
-        for parameter in self._layers.values():
-            parameter.grad = None
-        return gradients
-
     def _start_step(self) -> None:
         self._closed = 0
         self._scaler = None
-        self._sum.clear()
-        self._discarded = torch.zeros((), dtype=torch.int64, device=self._sum.home)
-        self._norm_sum = torch.zeros(len(self._layers), dtype=torch.float32, device=self._sum.home)
+        self._layers.sum.clear()
+        self._discarded = torch.zeros((), dtype=torch.int64, device=self._layers.sum.home)
+        self._norm_sum = torch.zeros(len(self._layers), dtype=torch.float32, device=self._layers.sum.home)
 
     # ---------------------------------------------------------------- checkpoints and copies
 

@@ -3,14 +3,15 @@
 #
 #   scripts/horovod_wheel.sh .venv/bin/python
 #
-# The build follows the usual HOROVOD_* variables, so that on GPUs
+# Without more the wheel works on CPUs, over Gloo. On GPUs
 #   HOROVOD_GPU_OPERATIONS=NCCL scripts/horovod_wheel.sh python
-# gives a wheel with NCCL. Without it the wheel works on CPUs, over Gloo.
+# gives one with NCCL; Horovod's other variables (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME, ...) are passed on, but are not
+# part of the cache's key: delete the cached folder after changing them. What the build needs (setuptools < 81, wheel,
+# packaging, cffi, cloudpickle, psutil, pyyaml) is installed into the given Python's environment.
 set -euo pipefail
 
 python=${1:?usage: horovod_wheel.sh PYTHON}
 version=0.28.1
-# Everything that changes the binary is part of the key.
 key=$("$python" -c 'import platform, sys, torch
 print(f"torch{torch.__version__}-{sys.implementation.cache_tag}-{platform.machine()}")')-${HOROVOD_GPU_OPERATIONS:-cpu}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/edpsgd/horovod-$version-$key

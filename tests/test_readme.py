@@ -35,11 +35,28 @@ def test_the_figure_to_reach(step_time) -> None:
         assert row["contenders"]["edp_sharded"]["ratio_to_sgd"][1] <= 1.10
 
 
-@pytest.mark.parametrize("launcher", ["horovodrun", "python"])
+EACH = "for p in model.parameters()"
+FOR_TORCHRUN = {
+    "import horovod.torch as hvd": "import torch.distributed as dist",
+    "hvd.init()": "dist.init_process_group('gloo')",
+    "hvd.rank()": "dist.get_rank()",
+    "hvd.broadcast_parameters(model.state_dict(), root_rank=0)": f"[dist.broadcast(p.data, 0) {EACH}]",
+}
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "torchrun", "python"])
 def test_the_script_runs(tmp_path, launcher) -> None:
-    script = re.search(r"```python\n(import horovod.*?)```", README, re.DOTALL)
-    assert script is not None
-    (tmp_path / "train.py").write_text(script[1] + "print(optimizer.ledger.events[-1].steps, 'steps')\n")
-    started = command("horovodrun", 2, "train.py") if launcher == "horovodrun" else [sys.executable, "train.py"]
+    found = re.search(r"```python\n(import horovod.*?)```", README, re.DOTALL)
+    assert found is not None
+    script = (
+        found[1] + "print(f'{optimizer.ledger.events[-1].steps} steps to {sum(p.sum() for p in model.parameters())}')"
+    )
+    for old, new in FOR_TORCHRUN.items() if launcher == "torchrun" else ():
+        assert old in script
+        script = script.replace(old, new)
+    (tmp_path / "train.py").write_text(script)
+    started = [sys.executable, "train.py"] if launcher == "python" else command(launcher, 2, "train.py")
     done = subprocess.run(started, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
-    assert done.stdout.count("10 steps") == (2 if launcher == "horovodrun" else 1), done.stdout + done.stderr
+    ends = re.findall("10 steps to .*", done.stdout)
+    assert len(ends) == (1 if launcher == "python" else 2), done.stdout + done.stderr
+    assert len(set(ends)) == 1  # the workers hold the same model

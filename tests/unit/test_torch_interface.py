@@ -395,7 +395,7 @@ def test_other_default_dtypes() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         optimizer = private(Bag().float(), layer_scaling={"p0": 1.0, "p1": 2.0, "p2": 3.0})
-        assert optimizer._scale_tensor.dtype == torch.float32
-        assert optimizer._scale_tensor.tolist() == pytest.approx(optimizer._scales, rel=1e-6)
+        assert optimizer._layers.scale_tensor.dtype == torch.float32
+        assert optimizer._layers.scale_tensor.tolist() == pytest.approx(optimizer._layers.scales, rel=1e-6)
     finally:
         torch.set_default_dtype(torch.float32)
