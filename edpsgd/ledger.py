@@ -131,6 +131,7 @@ class Ledger:
             raise LedgerError(
                 f"the checkpoint's ledger has format {state.get('format')!r}, this version reads {FORMAT}"
             )
+        self._end_event()
         other = Ledger()
         other.runs = [dict(run) for run in state["runs"]]
         other.events = [Event(**event) for event in state["events"]]
@@ -142,7 +143,6 @@ class Ledger:
                 f"the ledger{where} and the checkpoint's come from different runs, and neither continues the other. "
                 "Load the checkpoint into a new optimizer, with the ledger file of its own run or a new one."
             )
-        self._end_event()
 
     def close(self) -> None:
         """Writes the exact step count and lets go of the file, which then takes no more charges; done at exit too."""
@@ -212,7 +212,7 @@ class Ledger:
 
 def _close_at_exit(reference: weakref.ref[Ledger]) -> None:
     ledger = reference()
-    if ledger is not None:
+    if ledger is not None and ledger._file is not None and ledger._file.is_own:
         ledger.close()
 
 
@@ -228,6 +228,7 @@ class _LedgerFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._process = os.getpid()
         is_new = not path.exists()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
@@ -240,8 +241,15 @@ class _LedgerFile:
         if is_new:
             _sync_folder(path.parent)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process opened the file; a forked one must not write into it."""
+        return self._process == os.getpid()
+
     def append(self, record: dict[str, Any], durable: bool) -> None:
         """Adds one line; if durable, returns only when it is on disk."""
+        if not self.is_own:
+            raise LedgerError(f"{self.path} belongs to the process that this one was forked from")
         digest = _chain(self._digest, record)
         line = json.dumps({**record, "digest": digest}).encode() + b"\n"
         descriptor = self._file.fileno()

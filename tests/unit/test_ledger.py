@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
@@ -347,6 +348,27 @@ def test_leaving_python_writes_the_exact_count(tmp_path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "ledger.jsonl")], check=True, cwd=ROOT)
     assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [3]
+
+
+def test_a_forked_process_does_not_write(tmp_path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    charge(ledger, 0, 1)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            ledger.open_epoch(1)
+        except LedgerError:
+            atexit._run_exitfuncs()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    charge(ledger, 1, 1)
+    ledger.close()
+    assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [1, 1]
 
 
 def test_a_refused_construction_leaves_no_run(tmp_path) -> None:
