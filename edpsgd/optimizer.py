@@ -238,12 +238,10 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _charge(self) -> None:
         """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk."""
-        workers = self._collective.size
+        z, workers = self._noise_multiplier, self._collective.size
         if not self.ledger.is_open:
             self.ledger.open_epoch(self._epoch)
-        self.ledger.charge(
-            self._settings.effective_noise(self._noise_multiplier, workers, self._closed, self._layers.scales or [])
-        )
+        self.ledger.charge(self._settings.effective_noise(z, workers, self._closed, self._layers.scales or []))
 
     def _update(self) -> None:
         """Steps the wrapped optimizer on the noised mean, and on nothing else."""

@@ -159,6 +159,13 @@ def test_check_model() -> None:
             edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), norm))
 
 
+def test_check_model_refuses_observers() -> None:
+    from torch.ao.quantization import MinMaxObserver
+
+    with pytest.raises(ValueError, match=r"0 \(MinMaxObserver\)"):
+        edpsgd.check_model(nn.Sequential(MinMaxObserver()))
+
+
 def test_check_model_watches_buffers() -> None:
     model = Counter().eval()
     edpsgd.check_model(model)  # nothing known about it

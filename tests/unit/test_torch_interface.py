@@ -236,17 +236,6 @@ def test_freezing_and_unfreezing() -> None:
     assert [p[0].item() for p in model.parameters()] == pytest.approx([-2.0, -1.0, -2.0])
 
 
-def test_layers_unfrozen_after_the_scales_were_measured_are_an_error() -> None:
-    model = Bag()
-    model.p1.requires_grad_(False)
-    optimizer = private(model, layer_scaling=edpsgd.FirstStepNorms())
-    set_gradients(model, 1.0)
-    optimizer.step()
-    model.p1.requires_grad_(True)
-    with pytest.raises(ValueError, match="no entry for the parameters p1"):
-        optimizer.step()
-
-
 def test_layers_unfrozen_before_the_scales_are_measured() -> None:
     model = Bag()
     model.p1.requires_grad_(False)
