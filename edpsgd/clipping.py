@@ -20,8 +20,8 @@ class FirstStepNorms:
 
     Without noise these are the paper's raw first-iteration norms: a release of private data that no noise covers, and
     the ledger says so. With ``noise_multiplier`` each micro-batch contributes its layer norms at length 1, Gaussian
-    noise is added to the sum, and the ledger is charged. The estimate is rough with few micro-batches: with 8 of them
-    and a multiplier of 1 the noise is as large as the differences between layers.
+    noise is added to the sum, and the ledger is charged. With few micro-batches the estimate is rough: a typical
+    layer's share of the mean is 1/√layers, the noise on it √2·z/(number of micro-batches).
 
     Example:
         >>> FirstStepNorms(noise_multiplier=2.0)
