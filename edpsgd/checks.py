@@ -94,13 +94,12 @@ def check_no_ddp(parameters: Sequence[torch.Tensor]) -> None:
         return
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    ours = {id(p) for p in parameters}
-    for candidate in gc.get_objects():
-        kind = type(candidate)
-        if issubclass(kind, DistributedDataParallel | FullyShardedDataParallel) and not ours.isdisjoint(
-            map(id, candidate.parameters())
-        ):
-            raise ValueError(f"a {kind.__name__} module holds these parameters. {_NO_DDP}")
+    wrappers = (DistributedDataParallel, FullyShardedDataParallel)
+    objects, ours = gc.get_objects(), {id(p) for p in parameters}
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, wrappers)}  # few types, many objects
+    for module in (candidate for candidate in objects if type(candidate) in kinds) if kinds else ():
+        if not ours.isdisjoint(map(id, module.parameters())):
+            raise ValueError(f"a {type(module).__name__} module holds these parameters. {_NO_DDP}")
 
 
 def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
