@@ -6,6 +6,8 @@ from setuptools import setup
 
 NLU = ["transformers>=4.40,<6", "pytorch-crf>=0.7.2"]
 
+PLOT = ["matplotlib>=3.8"]
+
 setup(
     name="edpsgd",
     version="0.1.0",
@@ -14,11 +16,13 @@ setup(
     long_description_content_type="text/markdown",
     packages=["edpsgd"],
     package_data={"edpsgd": ["py.typed"]},
+    entry_points={"console_scripts": ["edpsgd = edpsgd.cli:main"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.6", "cryptography>=43"],
+    install_requires=["torch>=2.6", "cryptography>=43", "dp-accounting>=0.6,<0.7", "numpy>=1.26", "scipy>=1.12"],
     extras_require={
         "horovod": ["horovod>=0.28.1,<0.29"],
+        "plot": PLOT,
         "nlu": NLU,
-        "dev": [*NLU, "build", "mypy", "psutil", "pytest", "pytest-timeout", "ruff", "scipy"],
+        "dev": [*NLU, *PLOT, "build", "hypothesis", "mypy", "psutil", "pytest", "pytest-timeout", "ruff"],
     },
 )

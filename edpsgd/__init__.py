@@ -1,20 +1,31 @@
 """edpsgd: efficient differentially private SGD for torch, on one process, Horovod or torch.distributed."""
 
+from edpsgd.bounds import Bound, Report
+from edpsgd.budget import Budget, BudgetExhausted
 from edpsgd.checks import check_model
 from edpsgd.clipping import FirstStepNorms
-from edpsgd.ledger import Event, Ledger, LedgerError
+from edpsgd.events import Event, LedgerError
+from edpsgd.ledger import Ledger
 from edpsgd.noise import ExponentialDecay, LinearDecay
 from edpsgd.optimizer import PrivateOptimizer
+from edpsgd.sampling import Collate, PoissonBatches, ShuffledBatches
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bound",
+    "Budget",
+    "BudgetExhausted",
+    "Collate",
     "Event",
     "ExponentialDecay",
     "FirstStepNorms",
     "Ledger",
     "LedgerError",
     "LinearDecay",
+    "PoissonBatches",
     "PrivateOptimizer",
+    "Report",
+    "ShuffledBatches",
     "check_model",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -30,6 +31,34 @@ def read(tail: torch.Tensor) -> tuple[bool, int]:
     """Whether all fingerprints in the summed tail are alike, and the total count. The step's one host read."""
     rows = tail.view(-1, _SLOTS).tolist()
     return all(row[:4] == rows[0][:4] for row in rows), int(sum(256 * row[4] + row[5] for row in rows))
+
+
+def exchange(
+    collective: Collective,
+    tensors: list[torch.Tensor],
+    tail: torch.Tensor,
+    state: Mapping[str, Any],
+    discarded: torch.Tensor,
+    dtype: torch.dtype | None,
+) -> int:
+    """The one message of a step: sums the tensors, ``tail`` among them, over workers whose state is alike.
+
+    Returns:
+        The discarded micro-batches of all workers.
+
+    Raises:
+        ValueError: the same on all workers, if their states differ.
+    """
+    write(tail, collective.rank, zlib.crc32(repr(state).encode()), discarded)
+    wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
+    collective.sum_(wire)
+    if dtype is not None:
+        torch._foreach_copy_(tensors, wire)
+    alike, total = read(tail)
+    if not alike:
+        check_alike(collective.gather(state))
+        raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
+    return total
 
 
 def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:

@@ -10,6 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from edpsgd.budget import Budget
+from edpsgd.sampling import Batches
+
 
 def check_model(model: nn.Module, forward: Callable[[], object] | None = None) -> None:
     """Refuses a model that changes in forward: what changed would carry private data that no noise covers.
@@ -137,3 +140,18 @@ def check_known(scaling: Mapping[str, float], named: Mapping[str, torch.Tensor])
     unknown = [name for name in scaling if name not in named]
     if unknown:
         raise ValueError(f"layer_scaling names parameters that do not exist: {', '.join(unknown[:5])}")
+
+
+def check_books(batches: object, budget: object, unit: str) -> None:
+    """Refuses a sampler or budget of the wrong kind, and a sampler whose batches do not fit the unit."""
+    if budget is not None and not isinstance(budget, Budget):
+        raise ValueError(f"budget must be None or edpsgd.Budget(epsilon, delta), got {budget!r}")
+    if batches is None:
+        return
+    if not isinstance(batches, Batches):
+        raise ValueError(f"batches must be None, ShuffledBatches or PoissonBatches, got {type(batches).__name__}")
+    if not batches.fits(unit):
+        raise ValueError(
+            f"unit={unit!r} does not fit the sampler: with unit='example' use PoissonBatches(unit='example') or "
+            "ShuffledBatches(batch_size=1), with unit='micro_batch' PoissonBatches(unit='micro_batch')"
+        )

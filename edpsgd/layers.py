@@ -82,6 +82,14 @@ class Layers:
         return f"{len(self.parameters)} tensors, {elements} elements, digest {digest}"
 
 
+def describe_parameters(named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Names, shapes and whether they are trained: what must be the same on all workers."""
+    return {
+        f"parameter {index}": (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen")
+        for index, (name, p) in enumerate(named.items())
+    }
+
+
 def find_scales(
     layers: list[str],
     named: Mapping[str, torch.Tensor],

@@ -11,42 +11,22 @@ are reserved in blocks: a crash may count a few steps that never happened, it ne
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
 import os
 import uuid
 import warnings
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edpsgd import bounds
+from edpsgd.bounds import Bound, Report
+from edpsgd.events import Event, LedgerError
+from edpsgd.ledger_file import LedgerFile, read_records
+from edpsgd.pld import Composition
+
 FORMAT = 1
 BLOCK = 32
-
-
-class LedgerError(ValueError):
-    """A ledger that cannot be read, or that does not belong to the run."""
-
-
-@dataclass
-class Event:
-    """One entry.
-
-    Attributes:
-        kind: "gradients" (steps of training) or "layer_norms" (scales measured in a first step).
-        epoch: what set_epoch said, None if it was not called.
-        noise_multiplier: noise std over sensitivity, the smallest in the event; 0 means that no noise covers it,
-            None that nothing was released yet.
-        steps: how many steps were released or, before a crash, reserved.
-        batching: who says that no example is in two steps of the event; "unvouched" is the user's word.
-    """
-
-    kind: str
-    epoch: int | None
-    noise_multiplier: float | None = None
-    steps: int = 0
-    batching: str = "unvouched"
 
 
 class Ledger:
@@ -71,7 +51,9 @@ class Ledger:
         self._current: int | None = None
         self._reserved = 0
         self._is_closed = False
-        self._file = None if path is None else _LedgerFile(Path(path))
+        self._is_level = False
+        self._composition: Composition | None = None
+        self._file = None if path is None else LedgerFile(Path(path))
         if self._file is not None:
             self._replay(self._file.records)
             atexit.register(_close_at_exit, weakref.ref(self))
@@ -80,7 +62,7 @@ class Ledger:
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
         """What a file holds, in memory; also of a run that is still writing."""
         ledger = cls()
-        ledger._replay(_read_records(Path(path))[0])
+        ledger._replay(read_records(Path(path))[0])
         return ledger
 
     def begin_run(self, settings: dict[str, Any], run_id: str | None = None) -> None:
@@ -94,10 +76,38 @@ class Ledger:
         """Whether an event is open for steps to come."""
         return self._current is not None
 
-    def open_epoch(self, epoch: int | None) -> None:
+    @property
+    def open_event(self) -> Event | None:
+        """The event that steps to come belong to, if one is open."""
+        return None if self._current is None else self.events[self._current]
+
+    def open_epoch(self, epoch: int | None, batching: str = "unvouched", sampling_rate: float | None = None) -> None:
         """Opens an event for the steps to come, also for an epoch that was seen before."""
+        others = {e.batching for e in self.events if e.kind == "gradients" and e.steps}
+        if others and ("poisson" in others) != (batching == "poisson"):
+            raise LedgerError(
+                f"the ledger holds {' and '.join(sorted(others))} batches, and {batching} ones speak of other "
+                "neighbours: they cannot be accounted together. Use a new ledger, with an ε of its own"
+            )
         self._end_event()
-        self._current = self._append(Event("gradients", epoch))
+        self._is_level = False
+        self._current = self._append(Event("gradients", epoch, batching=batching, sampling_rate=sampling_rate))
+
+    def continue_epoch(self, epoch: int | None, batching: str, sampling_rate: float | None = None) -> None:
+        """Goes on with the last event after a checkpoint was loaded, or opens a new one.
+
+        For samplers that vouch for it. It is a new one if the ledger knows of steps that the checkpoint does not: these
+        are run again, on the same examples.
+        """
+        last = max((i for i, e in enumerate(self.events) if e.kind == "gradients"), default=None)
+        if (
+            last is None
+            or not self._is_level
+            or _kind(self.events[last]) != ("gradients", epoch, batching, sampling_rate)
+        ):
+            return self.open_epoch(epoch, batching, sampling_rate)
+        self._end_event()
+        self._current, self._reserved, self._is_level = last, self.events[last].steps, False
 
     def charge(self, noise_multiplier: float) -> None:
         """Pays for one step of the open event, before it is released."""
@@ -116,6 +126,26 @@ class Ledger:
     def charge_layer_norms(self, noise_multiplier: float) -> None:
         """Pays for layer scales measured in a first step; 0 marks raw norms, which no noise covers."""
         self._append(Event("layer_norms", None, noise_multiplier, steps=1), durable=True)
+
+    def epsilon(self, delta: float) -> Bound:
+        """The tightest sound ε for what was recorded, with its conditions.
+
+        Asked after every epoch, it takes up where it left off.
+
+        Example:
+            >>> ledger = Ledger()
+            >>> ledger.open_epoch(0, "shuffled")
+            >>> ledger.charge(1.0)
+            >>> round(float(ledger.epsilon(1e-5)), 4)
+            4.3772
+        """
+        self._composition = self._composition or Composition()
+        return bounds.bound(self.events, delta, self.runs, self._composition)
+
+    def report(self, delta: float) -> Report:
+        """All methods side by side, and what ε would be if every example were in every step."""
+        self._composition = self._composition or Composition()
+        return bounds.report(self.events, delta, self.runs, self._composition)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole ledger as JSON-ready data."""
@@ -143,6 +173,7 @@ class Ledger:
                 f"the ledger{where} and the checkpoint's come from different runs, and neither continues the other. "
                 "Load the checkpoint into a new optimizer, with the ledger file of its own run or a new one."
             )
+        self._is_level = self.events == other.events
 
     def close(self) -> None:
         """Writes the exact step count and lets go of the file, which then takes no more charges; done at exit too."""
@@ -207,7 +238,7 @@ class Ledger:
                 f"a copy of the ledger {self._file.path} is in memory only: the file stays with the original",
                 stacklevel=2,
             )
-        return {**self.__dict__, "_file": None, "_is_closed": False}
+        return {**self.__dict__, "_file": None, "_is_closed": False, "_composition": None}
 
 
 def _close_at_exit(reference: weakref.ref[Ledger]) -> None:
@@ -216,99 +247,12 @@ def _close_at_exit(reference: weakref.ref[Ledger]) -> None:
         ledger.close()
 
 
+def _kind(event: Event) -> tuple[str, int | None, str, float | None]:
+    return event.kind, event.epoch, event.batching, event.sampling_rate
+
+
 def _at_least(event: Event, earlier: Event) -> bool:
-    same = (event.kind, event.epoch, event.batching) == (earlier.kind, earlier.epoch, earlier.batching)
+    same = _kind(event) == _kind(earlier)
     if earlier.noise_multiplier is None:
         return same
     return same and event.steps >= earlier.steps and (event.noise_multiplier or 0.0) <= earlier.noise_multiplier
-
-
-class _LedgerFile:
-    """Lines of JSON, each with a digest of itself and of all before it, appended and never rewritten."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._process = os.getpid()
-        is_new = not path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self._file = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
-        try:
-            _lock(descriptor, path)
-            self.records, self._digest = _read_records(path)
-        except LedgerError:
-            self._file.close()
-            raise
-        if is_new:
-            _sync_folder(path.parent)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this process opened the file; a forked one must not write into it."""
-        return self._process == os.getpid()
-
-    def append(self, record: dict[str, Any], durable: bool) -> None:
-        """Adds one line; if durable, returns only when it is on disk."""
-        if not self.is_own:
-            raise LedgerError(f"{self.path} belongs to the process that this one was forked from")
-        digest = _chain(self._digest, record)
-        line = json.dumps({**record, "digest": digest}).encode() + b"\n"
-        descriptor = self._file.fileno()
-        size = os.fstat(descriptor).st_size
-        try:
-            while line:
-                line = line[os.write(descriptor, line) :]
-            if durable:
-                os.fsync(descriptor)
-        except OSError as error:
-            os.ftruncate(descriptor, size)  # no half line, so that the file stays readable
-            reason = f"the privacy ledger cannot be written, so the step was not released ({error.strerror})"
-            raise OSError(error.errno, reason, str(self.path)) from error
-        self._digest = digest
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _read_records(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """All entries, and the digest of the last."""
-    lines = path.read_bytes().split(b"\n")
-    if lines.pop():
-        raise LedgerError(
-            f"{path} ends in the middle of a line: it was cut, or the machine failed while writing. Nothing was "
-            "changed. If only the end of the last line is missing, delete that line: its step never happened."
-        )
-    records, digest = [], ""
-    for number, line in enumerate(lines, 1):
-        try:
-            record: dict[str, Any] = json.loads(line)
-            written = record.pop("digest")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise LedgerError(f"{path}, line {number}: not a ledger entry. Nothing was changed.") from error
-        digest = _chain(digest, record)
-        if written != digest:
-            raise LedgerError(f"{path}, line {number}: the checksum does not match. Nothing was changed.")
-        records.append(record)
-    return records, digest
-
-
-def _chain(previous: str, record: dict[str, Any]) -> str:
-    return hashlib.sha256((previous + json.dumps(record, sort_keys=True)).encode()).hexdigest()[:16]
-
-
-def _lock(fd: int, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # a platform without advisory locks
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise LedgerError(f"{path} is in use by another optimizer or process") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

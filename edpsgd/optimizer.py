@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 import os
 import warnings
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.amp import GradScaler
-from torch.amp.grad_scaler import OptState
 
-from edpsgd import agreement, checks, clipping
+from edpsgd import agreement, amp, checks, clipping
+from edpsgd.books import Books
+from edpsgd.bounds import Bound
+from edpsgd.budget import Budget
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve
-from edpsgd.layers import Layers, find_scales
+from edpsgd.layers import Layers, describe_parameters, find_scales
 from edpsgd.ledger import Ledger
 from edpsgd.noise import Decay, GaussianSource
+from edpsgd.sampling import Batches
 from edpsgd.settings import Settings
 from edpsgd.wrapper import OptimizerWrapper
 
@@ -54,9 +56,11 @@ class PrivateOptimizer(OptimizerWrapper):
         divisor: for unit="example", the public, expected number of examples in a step over all workers.
         compression: None, "fp16" or (torch.distributed only) "bf16" on the wire; needs per-worker noise.
         ledger: a file that records every step before it is released; continued if it exists. In memory without.
+        batches: the ``ShuffledBatches`` or ``PoissonBatches`` that the training draws from. It vouches for the batching
+            in the ledger, and steps that it did not produce are refused. Without one, batching is your word.
+        budget: ``Budget(epsilon, delta)``; the step that would exceed it raises ``BudgetExhausted`` on all workers.
 
     Attributes:
-        ledger: the privacy events so far.
         discarded: how many micro-batches, over all workers, held NaN or infinities and counted as zero.
 
     Example:
@@ -101,6 +105,8 @@ class PrivateOptimizer(OptimizerWrapper):
         divisor: float | None = None,
         compression: str | None = None,
         ledger: str | os.PathLike[str] | None = None,
+        batches: Batches | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._collective = resolve(collective)
 
@@ -108,6 +114,7 @@ class PrivateOptimizer(OptimizerWrapper):
             checks.check_inner(optimizer)
             super(PrivateOptimizer, self).__init__(optimizer)
             self._named = checks.named_layers(named_parameters)
+            checks.check_books(batches, budget, unit)
             self._settings = Settings(
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
@@ -118,44 +125,56 @@ class PrivateOptimizer(OptimizerWrapper):
                 noise=noise,
                 noise_placement=noise_placement,
                 seed=seed,
-                divisor=divisor,
+                divisor=batches.expected_batch if divisor is None and batches and unit == "example" else divisor,
                 compression=compression,
             )
             check_compression(self._collective, compression)
             self._set_up()
             checks.check_no_ddp(list(self._layers.parameters.values()))
-            return self._describe()
+            layers = {**describe_parameters(self._named), "the trained parameters": self._layers.description}
+            return {**self._run(batches), **layers, "budget": repr(budget)}
 
         # All workers fail together: one that raised alone would leave the others waiting.
         agreement.check_alike(agreement.together(self._collective, prepare))
-        self._open_ledger(ledger)
+        self._books = Books(self._collective, ledger, self._run(batches), batches, budget)
 
-    def _open_ledger(self, path: str | os.PathLike[str] | None) -> None:
-        """Worker 0 keeps the file; the others know what it holds."""
+    def _run(self, batches: Batches | None) -> dict[str, Any]:
+        described = None if batches is None else batches.describe()
+        return {"workers": self._collective.size, **self._settings.describe(), "batches": described}
 
-        def begin() -> dict[str, Any]:
-            self.ledger = Ledger(path if self._collective.rank == 0 else None)
-            self.ledger.begin_run(self._run())
-            return self.ledger.state_dict()
+    @property
+    def ledger(self) -> Ledger:
+        """The privacy events so far."""
+        return self._books.ledger
 
-        answers = agreement.together(self._collective, begin)
-        if self._collective.rank > 0:
-            self.ledger = Ledger()
-            self.ledger.load_state_dict(answers[0])
+    @property
+    def batches(self) -> Batches | None:
+        """The sampler that vouches for the batching."""
+        return self._books.batches
 
-    def _run(self) -> dict[str, Any]:
-        return {"workers": self._collective.size, **self._settings.describe()}
+    @property
+    def epoch(self) -> int | None:
+        """What set_epoch said last, also before a checkpoint was written."""
+        return self._epoch
+
+    def epsilon(self, delta: float) -> Bound:
+        """The tightest sound ε of everything in the ledger, with its conditions; cheap to ask after every epoch."""
+        return self.ledger.epsilon(delta)
 
     # ---------------------------------------------------------------- the algorithm
 
     def set_epoch(self, epoch: int) -> None:
-        """Says that a new pass over the data begins: the noise decays by epochs, and the ledger counts them."""
+        """Says that a new pass over the data begins: the noise decays by epochs, and the ledger counts them.
+
+        Given ``batches``, the sampler begins its pass too; after a checkpoint was loaded that was written in the middle
+        of this epoch, the two go on where they were.
+        """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
         if self._closed:
             raise RuntimeError("set_epoch() between accumulate() and step(): finish the step first")
         noise_multiplier = self._settings.noise_at(epoch)  # asked once, so that noise and ledger agree
-        self.ledger.open_epoch(epoch)
+        self._books.open_epoch(epoch)
         self._epoch, self._noise_multiplier = epoch, noise_multiplier
 
     @torch.no_grad()
@@ -171,10 +190,7 @@ class PrivateOptimizer(OptimizerWrapper):
         """
         loss_scale = None
         if scaler is not None and scaler.is_enabled():
-            if scaler._per_optimizer_states[id(self)]["stage"] is OptState.UNSCALED:
-                raise RuntimeError("scaler.unscale_() before accumulate(scaler=...) would unscale twice: leave it out")
-            self._scaler = scaler
-            loss_scale = scaler.scale(torch.ones((), device=self._layers.sum.home))
+            loss_scale, self._scaler = amp.loss_scale(scaler, self, self._layers.sum.home), scaler
         self._follow_parameters()
         self._close_micro_batch(loss_scale, last=False)
 
@@ -184,7 +200,8 @@ class PrivateOptimizer(OptimizerWrapper):
         if closure is not None:
             raise ValueError("step(closure) would evaluate the model inside the step: call backward() before step()")
         if horovod_broadcast_root() is not None:
-            return self._make_inner_state()
+            self._state_made = True
+            return self._make_inner_state(list(self._layers.parameters.values()))
         self._follow_parameters()
         if self._closed == 0 or self._layers.have_gradients():
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
@@ -195,12 +212,13 @@ class PrivateOptimizer(OptimizerWrapper):
             if self._layers.scales is None:
                 self._measure_scales(number)
             else:
+                refusal = self._charge()
                 self._add_noise(number)
-                self._charge()
-                self._send(number)
+                self._send(number, refusal)
                 self._update()
         finally:
-            self._report_overflow()
+            if self._scaler is not None:
+                amp.report_overflow(self._scaler, self, self._discarded)
             self._start_step()
         return None
 
@@ -236,12 +254,19 @@ class PrivateOptimizer(OptimizerWrapper):
         shard, shards = (rank, workers) if self._settings.is_sharded else (0, 1)
         self._layers.sum.add_noise_(self._source.stream(number), [std / self._divisor for std in stds], shard, shards)
 
-    def _charge(self) -> None:
-        """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk."""
-        z, workers = self._noise_multiplier, self._collective.size
-        if not self.ledger.is_open:
-            self.ledger.open_epoch(self._epoch)
-        self.ledger.charge(self._settings.effective_noise(z, workers, self._closed, self._layers.scales or []))
+    def _charge(self) -> Exception | None:
+        """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk.
+
+        If the step must not be taken, says why. The worker then sends noise only, and all of them raise an error.
+        """
+        workers, scales = self._collective.size, self._layers.scales or []
+        z = self._settings.effective_noise(self._noise_multiplier, workers, self._closed, scales)
+        refusal = self._books.refusal(z, self._closed, self._epoch)
+        if refusal is None:
+            self._books.charge(z, self._epoch)
+        else:
+            self._layers.sum.clear()
+        return refusal
 
     def _update(self) -> None:
         """Steps the wrapped optimizer on the noised mean, and on nothing else."""
@@ -267,11 +292,14 @@ class PrivateOptimizer(OptimizerWrapper):
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
         layers, workers = len(self._layers), self._collective.size
         message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
-        message[:layers] += self._norm_sum
+        z = self._first_step_norms.noise_multiplier or 0.0
+        refusal = self._books.refusal_of_layer_norms(z, self._closed)
+        if refusal is None:
+            message[:layers] += self._norm_sum
+            self._books.charge_layer_norms(z)
         std = self._first_step_norms.noise_std / math.sqrt(workers)
         self._source.stream(number, "layer norms").add_to(message[:layers], std)
-        self.ledger.charge_layer_norms(self._first_step_norms.noise_multiplier or 0.0)
-        self._sum_over_workers([message], message[layers:], number)
+        self._sum_over_workers([message], message[layers:], number, refusal)
         scales = clipping.measured_scales(message[:layers].tolist())
         self._measured = dict(zip(self._layers.parameters, scales, strict=True))
         self._lay_out()
@@ -284,16 +312,21 @@ class PrivateOptimizer(OptimizerWrapper):
 
     # ---------------------------------------------------------------- the workers
 
-    def _send(self, number: int) -> None:
+    def _send(self, number: int, refusal: Exception | None) -> None:
         """Replaces the worker's noised part by the noised mean over all workers, compressed on the way if so asked."""
         dtype = _WIRE_DTYPES.get(self._settings.compression or "")
         if torch.float16 in {dtype, *(tensor.dtype for tensor in self._layers.sum.wire)}:
             limit = 0.99 * torch.finfo(torch.float16).max / self._collective.size
             self._layers.sum.clamp_(limit)  # so that the sum is finite
-        self._sum_over_workers(self._layers.sum.wire, self._layers.sum.tail, number, dtype)
+        self._sum_over_workers(self._layers.sum.wire, self._layers.sum.tail, number, refusal, dtype)
 
     def _sum_over_workers(
-        self, tensors: list[torch.Tensor], tail: torch.Tensor, number: int, dtype: torch.dtype | None = None
+        self,
+        tensors: list[torch.Tensor],
+        tail: torch.Tensor,
+        number: int,
+        refusal: Exception | None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """The one message of the step, with what the workers must agree on and the discards riding in the tail."""
         state = {
@@ -302,16 +335,11 @@ class PrivateOptimizer(OptimizerWrapper):
             "the epoch": self._epoch,
             "the noise multiplier": self._noise_multiplier,
             "the trained parameters": self._layers.description,
+            "whether the step may be taken": "yes" if refusal is None else f"no, {refusal}",
         }
-        agreement.write(tail, self._collective.rank, zlib.crc32(repr(state).encode()), self._discarded)
-        wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
-        self._collective.sum_(wire)
-        if dtype is not None:
-            torch._foreach_copy_(tensors, wire)
-        alike, discarded = agreement.read(tail)
-        if not alike:
-            agreement.check_alike(self._collective.gather(state))
-            raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
+        discarded = agreement.exchange(self._collective, tensors, tail, state, self._discarded, dtype)
+        if refusal is not None:
+            raise refusal
         if discarded and not self.discarded:
             warnings.warn(
                 f"{discarded} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones "
@@ -319,32 +347,6 @@ class PrivateOptimizer(OptimizerWrapper):
                 stacklevel=5,
             )
         self.discarded += discarded
-
-    def _describe(self) -> dict[str, Any]:
-        layers = {
-            f"parameter {index}": (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen")
-            for index, (name, p) in enumerate(self._named.items())
-        }
-        return {**self._run(), **layers, "the trained parameters": self._layers.description}
-
-    def _make_inner_state(self) -> None:
-        """What hvd.broadcast_optimizer_state() wants of step(): the state exists, no parameter has moved."""
-        parameters = list(self._layers.parameters.values())
-        before = [p.detach().clone() for p in parameters]
-        self.zero_grad()
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        self._inner.step()
-        torch._foreach_copy_(parameters, before)
-        self.zero_grad()
-        self._state_made = True
-
-    def _report_overflow(self) -> None:
-        """Tells the GradScaler of accumulate() to lower its scale: it has not seen these gradients itself."""
-        if self._scaler is not None:
-            found: dict[Any, Any] = self._scaler._found_inf_per_device(self)
-            overflow = (self._discarded > 0).float()
-            found[overflow.device] = found.get(overflow.device, 0.0) + overflow
 
     # ---------------------------------------------------------------- parameters
 
@@ -419,18 +421,18 @@ class PrivateOptimizer(OptimizerWrapper):
             "step": self._steps,
             "scales": self._measured,
             "discarded": self.discarded,
-            "ledger": self.ledger.state_dict(),
+            **self._books.state_dict(),
         }
         return state if self._settings.seed is None else {**state, "seed": self._settings.seed}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
         if state.get("format") != 1:
             raise ValueError(f"the state has format {state.get('format')!r}, this version reads 1")
-        self.ledger.load_state_dict(state["ledger"])
+        self._books.load_state_dict(state)
         was_seeded = self._settings.seed is not None
         self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
         if self._settings.seed is not None and not was_seeded:
-            self.ledger.begin_run(self._run(), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
+            self.ledger.begin_run(self._run(self.batches), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
         self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy
         self._epoch, self._steps = state["epoch"], state["step"]
         self._noise_multiplier = self._settings.noise_at(self._epoch or 0)
@@ -439,7 +441,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._start_step()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_inner", "_named", "_settings", "_collective", "ledger")
+        kept = ("_inner", "_named", "_settings", "_collective", "_books")
         return {**{name: getattr(self, name) for name in kept}, "own": self._own_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

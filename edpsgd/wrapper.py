@@ -76,6 +76,16 @@ class OptimizerWrapper(torch.optim.Optimizer):
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
+    def _make_inner_state(self, parameters: list[torch.Tensor]) -> None:
+        """What hvd.broadcast_optimizer_state() wants of step(): the state exists, no parameter has moved."""
+        before = [p.detach().clone() for p in parameters]
+        self.zero_grad()
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._inner.step()
+        torch._foreach_copy_(parameters, before)
+        self.zero_grad()
+
     def _own_state(self) -> dict[str, Any]:
         raise NotImplementedError
 

@@ -1,0 +1,23 @@
+"""Mixed precision: what torch's GradScaler must know of gradients that it does not see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
+
+
+def loss_scale(scaler: GradScaler, optimizer: torch.optim.Optimizer, device: torch.device) -> torch.Tensor:
+    """What the scaler has multiplied the loss, and so the gradient, by."""
+    if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
+        raise RuntimeError("scaler.unscale_() before accumulate(scaler=...) would unscale twice: leave it out")
+    return scaler.scale(torch.ones((), device=device))
+
+
+def report_overflow(scaler: GradScaler, optimizer: torch.optim.Optimizer, discarded: torch.Tensor) -> None:
+    """Tells the scaler to lower its scale if a gradient was discarded."""
+    found: dict[Any, Any] = scaler._found_inf_per_device(optimizer)
+    overflow = (discarded > 0).float()
+    found[overflow.device] = found.get(overflow.device, 0.0) + overflow

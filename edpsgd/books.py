@@ -1,0 +1,133 @@
+"""The books of a run: which steps the sampler made, what the budget allows, and what the ledger records."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from edpsgd import agreement
+from edpsgd.budget import Allowance, Budget
+from edpsgd.collectives import Collective
+from edpsgd.events import Event
+from edpsgd.ledger import Ledger
+from edpsgd.sampling import Batches
+
+
+class Books:
+    """Ledger, sampler and budget of one optimizer; the same on every worker, but for the file that worker 0 keeps."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        path: str | os.PathLike[str] | None,
+        run: dict[str, Any],
+        batches: Batches | None,
+        budget: Budget | None,
+    ) -> None:
+        self.ledger, self.batches, self.budget = Ledger(), batches, budget
+        self._pass = batches.passes if batches else 0
+        self._resumed = False
+        self._open(collective, path, run)
+        self._allowance = Allowance(budget, self.ledger) if budget else None
+
+    def _open(self, collective: Collective, path: str | os.PathLike[str] | None, run: dict[str, Any]) -> None:
+        """Worker 0 keeps the file; the others know what it holds."""
+
+        def begin() -> dict[str, Any]:
+            if collective.rank == 0 and path is not None:
+                self.ledger = Ledger(path)
+            self.ledger.begin_run(run)
+            return self.ledger.state_dict()
+
+        answers = agreement.together(collective, begin)
+        if collective.rank > 0:
+            self.ledger = Ledger()
+            self.ledger.load_state_dict(answers[0])
+
+    def open_epoch(self, epoch: int) -> None:
+        """A new pass: a new event, or the rest of the one in which a checkpoint was written."""
+        rest = self.batches is not None and self._resumed and self.batches.epoch == epoch and self._is_inside()
+        self._resumed = False
+        if self.batches is not None and not rest:
+            self.batches.set_epoch(epoch)
+            self._pass = self.batches.passes
+        open_event = self.ledger.continue_epoch if rest else self.ledger.open_epoch
+        open_event(epoch, *self._batching())
+
+    def _is_inside(self) -> bool:
+        return self.batches is not None and 0 < self.batches.position < self.batches.steps_per_epoch
+
+    def _batching(self) -> tuple[str, float | None]:
+        return (self.batches.kind, self.batches.sampling_rate) if self.batches else ("unvouched", None)
+
+    def refusal(self, noise_multiplier: float, closed: int, epoch: int | None) -> Exception | None:
+        """Why the step must not be taken, if it must not."""
+        outside = self._outside(closed)
+        if outside is not None or self._allowance is None:
+            return outside
+        return self._allowance.refusal(noise_multiplier, self._next_event(epoch), self._remaining())
+
+    def refusal_of_layer_norms(self, noise_multiplier: float, closed: int) -> Exception | None:
+        """The same for a step that measures scales."""
+        outside = self._outside(closed)
+        if outside is not None or self._allowance is None:
+            return outside
+        return self._allowance.refusal_of_layer_norms(noise_multiplier)
+
+    def _outside(self, closed: int) -> RuntimeError | None:
+        """Steps outside of what the sampler produced break what it vouches for."""
+        if self.batches is None:
+            return None
+        if self._pass != self.batches.passes:
+            return RuntimeError("batches.set_epoch() was called: call optimizer.set_epoch() instead, which does both")
+        reason = self.batches.refusal(closed)
+        return None if reason is None else RuntimeError(f"step refused: {reason}")
+
+    def _next_event(self, epoch: int | None) -> Event:
+        return self.ledger.open_event or Event("gradients", self._numbered(epoch), None, 0, *self._batching())
+
+    def _numbered(self, epoch: int | None) -> int | None:
+        """A sampler knows which pass it is in, even if nobody has said."""
+        return self.batches.epoch if epoch is None and self.batches else epoch
+
+    def _remaining(self) -> int | None:
+        return self.batches.steps_per_epoch - self.batches.position if self.batches else None
+
+    def charge(self, noise_multiplier: float, epoch: int | None) -> None:
+        """Pays for a step."""
+        if not self.ledger.is_open:
+            open_event = self.ledger.continue_epoch if self._resumed else self.ledger.open_epoch
+            open_event(self._numbered(epoch), *self._batching())
+            self._resumed = False
+        self.ledger.charge(noise_multiplier)
+        self._take()
+
+    def charge_layer_norms(self, noise_multiplier: float) -> None:
+        """Pays for measured scales."""
+        self.ledger.charge_layer_norms(noise_multiplier)
+        self._take()
+
+    def _take(self) -> None:
+        if self.batches is not None:
+            self.batches.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ledger and sampler, JSON-ready."""
+        batches = {} if self.batches is None else {"batches": self.batches.state_dict()}
+        return {"ledger": self.ledger.state_dict(), **batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a checkpoint was written."""
+        self.ledger.load_state_dict(state["ledger"])
+        self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
+        if self.batches is not None and "batches" in state:
+            self.batches.load_state_dict(state["batches"])
+            self._pass = self.batches.passes
+            self._resumed = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_allowance": None}

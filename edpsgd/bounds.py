@@ -1,0 +1,182 @@
+"""What the events of a ledger amount to: ε with the conditions under which it holds (privacy.md section 7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edpsgd import accounting
+from edpsgd.events import Event, LedgerError
+from edpsgd.pld import Composition, Steps
+
+_UNVOUCHED = (
+    "no sampler vouches for the batches: it holds if no example was in two steps of an epoch and the number of steps "
+    "does not depend on the data"
+)
+_RAW_SCALES = "the layer scales are raw first-step norms: a release of private data that no noise covers, and not in ε"
+_SEEDED = "the noise comes from a given seed: it holds only while the seed is secret, and is used for no other run"
+_SEEDED_SAMPLING = "the batches come from a given seed: it holds only while the seed is secret"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A privacy statement; as a number, its ε.
+
+    Attributes:
+        epsilon: the bound on the privacy loss, at ``delta``.
+        delta: the probability with which it may not hold.
+        method: how it was computed.
+        neighbours: what may differ between two data sets that cannot be told apart.
+        conditions: what it depends on that nobody has checked. Printing shows them.
+
+    Example:
+        >>> print(Bound(2.0, 1e-5, "exact Gaussian", "replace or blank one example"))
+        ε = 2.000 at δ = 1e-05 (exact Gaussian; replace or blank one example)
+    """
+
+    epsilon: float
+    delta: float
+    method: str
+    neighbours: str
+    conditions: tuple[str, ...] = ()
+
+    def __float__(self) -> float:
+        return self.epsilon
+
+    def __str__(self) -> str:
+        statement = f"ε = {format_epsilon(self.epsilon)} at δ = {self.delta:g} ({self.method}; {self.neighbours})"
+        return "\n".join([statement, *(f"  on condition: {condition}" for condition in self.conditions)])
+
+
+@dataclass(frozen=True)
+class Report:
+    """All bounds side by side, the one to publish first."""
+
+    bounds: tuple[Bound, ...]
+
+    def __str__(self) -> str:
+        rows = [(format_epsilon(b.epsilon), b.method, b.neighbours) for b in self.bounds]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [f"ε at δ = {self.bounds[0].delta:g}"]
+        lines += [f"  {e:>{widths[0]}}  {method:<{widths[1]}}  {neighbours}" for e, method, neighbours in rows]
+        return "\n".join([*lines, *(f"on condition: {condition}" for condition in self.bounds[0].conditions)])
+
+
+def format_epsilon(epsilon: float) -> str:
+    """Four digits, rounded up: a printed ε is not below the computed one."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    digits = 3 - math.floor(math.log10(epsilon))
+    if not 0 <= digits <= 6:
+        return f"{epsilon * (1 + 5e-5):.4g}"
+    return f"{math.ceil(epsilon * 10**digits) / 10**digits:.{digits}f}"
+
+
+def bound(
+    events: Sequence[Event],
+    delta: float,
+    runs: Sequence[Mapping[str, Any]] = (),
+    composition: Composition | None = None,
+) -> Bound:
+    """The tightest sound statement about the events.
+
+    Args:
+        events: of a ledger.
+        delta: the δ to find ε for.
+        runs: the settings of the runs that wrote the events.
+        composition: what an earlier call with the first of these events has computed, to be faster.
+    """
+    charged = _charged(events)
+    if _batching(charged) == "poisson":
+        epsilon = accounting.compose(_steps(charged), delta, composition)
+        return Bound(epsilon, delta, "PLD, Poisson sampling", "add or remove one example", _conditions(events, runs))
+    epsilon = accounting.gaussian_epsilon(_passes(charged), delta)
+    return Bound(epsilon, delta, "exact Gaussian", _neighbours(runs), _conditions(events, runs))
+
+
+def report(
+    events: Sequence[Event],
+    delta: float,
+    runs: Sequence[Mapping[str, Any]] = (),
+    composition: Composition | None = None,
+) -> Report:
+    """All methods side by side, and what it would be if every example were in every step."""
+    charged, first = _charged(events), bound(events, delta, runs, composition)
+    worst = accounting.gaussian_epsilon(_every_step(charged), delta)
+    last = Bound(worst, delta, "exact Gaussian, every example in every step", first.neighbours)
+    if _batching(charged) == "poisson":
+        by_rdp = Bound(accounting.rdp_epsilon(_steps(charged), delta), delta, "RDP, Poisson sampling", first.neighbours)
+        return Report((first, by_rdp, last))
+    passes = _passes(charged)
+    zcdp = accounting.zcdp_epsilon(accounting.zcdp_rho(passes), delta)
+    bounds = [first, Bound(zcdp, delta, "zCDP, as in the paper", first.neighbours, first.conditions)]
+    if _has_single_examples(runs):
+        replaced = accounting.gaussian_epsilon([z / 2 for z in passes], delta)
+        bounds.append(Bound(replaced, delta, "exact Gaussian", "replace one example", first.conditions))
+    return Report((*bounds, last))
+
+
+def _charged(events: Sequence[Event]) -> list[Event]:
+    """What costs something; raw scales are a condition instead."""
+    return [e for e in events if e.steps and e.noise_multiplier is not None and not _is_raw(e)]
+
+
+def _is_raw(event: Event) -> bool:
+    return event.kind == "layer_norms" and event.noise_multiplier == 0
+
+
+def _batching(charged: Sequence[Event]) -> str:
+    kinds = {e.batching for e in charged if e.kind == "gradients"}
+    unknown = kinds - {"shuffled", "poisson", "unvouched"}
+    if unknown:
+        raise LedgerError(f"the ledger holds batching that cannot be accounted for: {', '.join(sorted(unknown))}")
+    if "poisson" in kinds and len(kinds) > 1:
+        raise LedgerError(
+            "Poisson and other batches in one ledger speak of different neighbours and cannot be accounted together"
+        )
+    return "poisson" if "poisson" in kinds else "shuffled"
+
+
+def _passes(charged: Sequence[Event]) -> list[float]:
+    """One multiplier for each pass; if set_epoch was never called, each step is a pass."""
+    passes = [1 if e.kind == "layer_norms" or e.epoch is not None else e.steps for e in charged]
+    return [_noise(e) / math.sqrt(n) for e, n in zip(charged, passes, strict=True)]
+
+
+def _every_step(charged: Sequence[Event]) -> list[float]:
+    return [_noise(e) / math.sqrt(e.steps) for e in charged]
+
+
+def _steps(charged: Sequence[Event]) -> list[Steps]:
+    """Poisson-sampled steps; measured scales are charged without amplification."""
+    return [
+        Steps(_noise(e), e.sampling_rate if e.kind == "gradients" and e.sampling_rate else 1.0, e.steps)
+        for e in charged
+    ]
+
+
+def _noise(event: Event) -> float:
+    return event.noise_multiplier or 0.0
+
+
+def _has_single_examples(runs: Sequence[Mapping[str, Any]]) -> bool:
+    return any(run.get("unit") == "example" for run in runs)
+
+
+def _neighbours(runs: Sequence[Mapping[str, Any]]) -> str:
+    return "blank one example" if _has_single_examples(runs) else "replace or blank one example"
+
+
+def _conditions(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    word = any(e.batching == "unvouched" and e.kind == "gradients" and e.epoch is not None and e.steps for e in events)
+    conditions = {
+        _RAW_SCALES: any(_is_raw(e) for e in events),
+        _UNVOUCHED: word,
+        _SEEDED: any(run.get("seeded") for run in runs),
+        _SEEDED_SAMPLING: any(
+            (run.get("batches") or {}).get("seeded") and (run["batches"]["kind"] == "poisson") for run in runs
+        ),
+    }
+    return tuple(text for text, applies in conditions.items() if applies)

@@ -1,0 +1,103 @@
+"""The ledger's file: append-only lines of JSON, checksummed, locked, and on disk before the call returns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from edpsgd.events import LedgerError
+
+
+class LedgerFile:
+    """Lines of JSON, each with a digest of itself and of all before it, appended and never rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._process = os.getpid()
+        is_new = not path.exists()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
+        try:
+            _lock(descriptor, path)
+            self.records, self._digest = read_records(path)
+        except LedgerError:
+            self._file.close()
+            raise
+        if is_new:
+            _sync_folder(path.parent)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process opened the file; a forked one must not write into it."""
+        return self._process == os.getpid()
+
+    def append(self, record: dict[str, Any], durable: bool) -> None:
+        """Adds one line; if durable, returns only when it is on disk."""
+        if not self.is_own:
+            raise LedgerError(f"{self.path} belongs to the process that this one was forked from")
+        digest = _chain(self._digest, record)
+        line = json.dumps({**record, "digest": digest}).encode() + b"\n"
+        descriptor = self._file.fileno()
+        size = os.fstat(descriptor).st_size
+        try:
+            while line:
+                line = line[os.write(descriptor, line) :]
+            if durable:
+                os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, size)  # no half line, so that the file stays readable
+            reason = f"the privacy ledger cannot be written, so the step was not released ({error.strerror})"
+            raise OSError(error.errno, reason, str(self.path)) from error
+        self._digest = digest
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._file.close()
+
+
+def read_records(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """All entries, and the digest of the last."""
+    lines = path.read_bytes().split(b"\n")
+    if lines.pop():
+        raise LedgerError(
+            f"{path} ends in the middle of a line: it was cut, or the machine failed while writing. Nothing was "
+            "changed. If only the end of the last line is missing, delete that line: its step never happened."
+        )
+    records, digest = [], ""
+    for number, line in enumerate(lines, 1):
+        try:
+            record: dict[str, Any] = json.loads(line)
+            written = record.pop("digest")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise LedgerError(f"{path}, line {number}: not a ledger entry. Nothing was changed.") from error
+        digest = _chain(digest, record)
+        if written != digest:
+            raise LedgerError(f"{path}, line {number}: the checksum does not match. Nothing was changed.")
+        records.append(record)
+    return records, digest
+
+
+def _chain(previous: str, record: dict[str, Any]) -> str:
+    return hashlib.sha256((previous + json.dumps(record, sort_keys=True)).encode()).hexdigest()[:16]
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # a platform without advisory locks
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise LedgerError(f"{path} is in use by another optimizer or process") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,377 @@
+"""Batch samplers that vouch for the accounting: the ledger notes what they did, not what somebody says.
+
+Every worker has a fixed shard, the examples whose index is its rank modulo the number of workers, and samples it by
+itself. So adding, removing or replacing an example never moves another one to a different worker or micro-batch
+(privacy.md section 7). The number of steps is public and the same on all workers; a batch may be empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Sampler, default_collate
+
+from edpsgd import agreement
+from edpsgd.collectives import Collective, resolve
+
+
+class Batches(Sampler[list[int]]):
+    """What both samplers share: shards, position, checkpoints. Use ShuffledBatches or PoissonBatches.
+
+    Attributes:
+        kind: "shuffled" or "poisson".
+        examples: size of the whole data set, over all workers; public.
+        micro_batches: how many batches a worker draws for a step, None if each example of the draw is one.
+        steps_per_epoch: public, and the same on all workers.
+        sampling_rate: of Poisson sampling, else None.
+        position: how many steps of this epoch the optimizer has taken.
+        passes: how often set_epoch was called.
+    """
+
+    kind: str
+    sampling_rate: float | None = None
+    micro_batches: int | None
+    steps_per_epoch: int
+
+    def __init__(self, examples: int | Sized, collective: str | Collective, seed: int | None) -> None:
+        workers = resolve(collective)
+        self._rank, self._workers = workers.rank, workers.size
+        self.examples = len(examples) if isinstance(examples, Sized) else examples
+        self.seed = seed
+        self.epoch, self.position, self.passes = 0, 0, 0
+        self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(f"batches {seed}".encode()).digest()
+        self._produced: dict[int, int] = {}  # batches that were handed out, by step
+        answers = agreement.together(workers, self._prepare)
+        agreement.check_alike([description for description, _ in answers])
+        self._secret = answers[0][1] or self._secret
+        self._key = self._epoch_key()
+
+    def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
+        """Checks the arguments; what the workers must agree on, and what worker 0 tells the others."""
+        _check_count("examples", self.examples)
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise ValueError(f"seed must be None or an int, got {self.seed!r}")
+        return self.describe(), None
+
+    # ---------------------------------------------------------------- for the training loop
+
+    def __len__(self) -> int:
+        """How many batches an iteration over the rest of the epoch gives."""
+        return (self.steps_per_epoch - self.position) * (self.micro_batches or 1)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of the steps that the optimizer has not taken yet, as lists of indices."""
+        for step in range(self.position, self.steps_per_epoch):
+            for number, batch in enumerate(self._draw(step), 1):
+                self._produced[step] = len(batch) if self.micro_batches is None else number
+                yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins a new pass. With ``PrivateOptimizer(batches=...)``, optimizer.set_epoch() does it."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
+        self.epoch, self.position, self.passes = epoch, 0, self.passes + 1
+        self._key, self._produced = self._epoch_key(), {}
+
+    @property
+    def expected_batch(self) -> float:
+        """Examples in a step, over all workers: a public number."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- for the optimizer
+
+    def fits(self, unit: str) -> bool:
+        """Whether its batches can be an optimizer's micro-batches, of one example each or of several."""
+        raise NotImplementedError
+
+    def refusal(self, closed: int) -> str | None:
+        """Why a step of so many micro-batches on this worker is not one that the sampler produced, if it is not."""
+        if self.position >= self.steps_per_epoch:
+            return f"all {self.steps_per_epoch} steps of this epoch were taken: call optimizer.set_epoch() for the next"
+        produced = self._produced.get(self.position, 0 if self.micro_batches else None)
+        if produced is None or (self.micro_batches and produced < self.micro_batches):
+            return f"the sampler has not produced the batches of step {self.position}: take them from it"
+        if closed != (self.micro_batches or max(1, produced)):
+            return f"the step has {closed} micro-batches, and the sampler made {self.micro_batches or produced} for it"
+        return None
+
+    def take(self) -> None:
+        """Notes that the optimizer has taken a step."""
+        self._produced.pop(self.position, None)
+        self.position += 1
+
+    def describe(self) -> dict[str, Any]:
+        """What the ledger and the card say about it."""
+        return {
+            "kind": self.kind,
+            "examples": self.examples,
+            "micro_batches": self.micro_batches,
+            "steps_per_epoch": self.steps_per_epoch,
+            "seeded": self.seed is not None,
+        }
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sampler stands; the seed is included only if one was given."""
+        state = {"kind": self.kind, "epoch": self.epoch, "position": self.position, "passes": self.passes}
+        return state if self.seed is None else {**state, "seed": self.seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where another sampler of the same kind stood, in the middle of an epoch too."""
+        if state.get("kind") != self.kind:
+            raise ValueError(f"the checkpoint's batches are {state.get('kind')!r}, this sampler's are {self.kind!r}")
+        if state.get("seed") != self.seed:
+            raise ValueError(
+                "the checkpoint's sampler has another seed: give this one the same, or none if it had none"
+            )
+        self.epoch, self.position, self.passes = state["epoch"], state["position"], state["passes"]
+        self._key, self._produced = self._epoch_key(), {}
+
+    def _epoch_key(self) -> bytes:
+        raise NotImplementedError
+
+    def _draw(self, step: int) -> list[list[int]]:
+        raise NotImplementedError
+
+    def _shard(self) -> int:
+        """How many examples this worker has: those with index rank, rank + N, rank + 2N and so on."""
+        return len(range(self._rank, self.examples, self._workers))
+
+    def _generator(self, purpose: str) -> np.random.Generator:
+        digest = hashlib.blake2b(f"{purpose}/{self._rank}".encode(), key=self._key, digest_size=32).digest()
+        return np.random.default_rng(int.from_bytes(digest, "little"))
+
+
+class ShuffledBatches(Batches):
+    """Every example in one batch of every epoch, in a new order each time: a batch sampler for torch's DataLoader.
+
+    Sound for replacing or blanking one example. The last batches of an epoch may be smaller, or empty, on some
+    workers.
+
+    Args:
+        examples: the data set or its size, over all workers.
+        batch_size: examples in a micro-batch of one worker.
+        micro_batches: K, how many batches a worker draws for a step; ``optimizer.accumulate()`` between them.
+        collective: as for PrivateOptimizer; every worker makes its sampler.
+        seed: None for a new order in every run.
+
+    Example:
+        >>> batches = ShuffledBatches(10, batch_size=4, collective="local", seed=1)
+        >>> [len(batch) for batch in batches]
+        [4, 4, 2]
+    """
+
+    kind = "shuffled"
+    _order: tuple[bytes, npt.NDArray[np.int64]] | None = None  # of the epoch with that key
+
+    def __init__(
+        self,
+        examples: int | Sized,
+        batch_size: int,
+        *,
+        micro_batches: int = 1,
+        collective: str | Collective = "auto",
+        seed: int | None = None,
+    ) -> None:
+        self.batch_size, self.micro_batches = batch_size, micro_batches
+        super().__init__(examples, collective, seed)
+
+    def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
+        _check_count("examples", self.examples)
+        _check_count("batch_size", self.batch_size)
+        _check_count("micro_batches", self.micro_batches)
+        largest_shard = math.ceil(self.examples / self._workers)
+        self.steps_per_epoch = math.ceil(largest_shard / (self.batch_size * (self.micro_batches or 1)))
+        return super()._prepare()[0], self._secret  # worker 0's, so that its checkpoint fits all workers
+
+    @property
+    def expected_batch(self) -> float:
+        """Examples in a full step, over all workers."""
+        return float(self._workers * self.batch_size * (self.micro_batches or 1))
+
+    def fits(self, unit: str) -> bool:
+        """Single examples need batches of one."""
+        return unit == "micro_batch" or self.batch_size == 1
+
+    def describe(self) -> dict[str, Any]:
+        """What the ledger and the card say about it."""
+        return {**super().describe(), "batch_size": self.batch_size}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sampler stands and the order of this epoch, which is no secret; nothing about other epochs."""
+        return {**super().state_dict(), "key": self._key.hex(), "layout": self._layout()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where another sampler stood; in the middle of an epoch only with the same shards and batches."""
+        same = state.get("layout") == self._layout()
+        super().load_state_dict(state)
+        self._key = bytes.fromhex(state["key"])
+        if not same and 0 < self.position < state["layout"]["steps"]:
+            raise ValueError(
+                "the checkpoint was written in the middle of an epoch with other examples, workers or batch sizes "
+                f"({state['layout']}; here {self._layout()}): some examples would be used twice. Go on with the same, "
+                "or from a checkpoint at the end of an epoch"
+            )
+        if not same and self.position:
+            self.position = self.steps_per_epoch  # the epoch was complete
+
+    def _layout(self) -> dict[str, int]:
+        return {
+            "examples": self.examples,
+            "workers": self._workers,
+            "batch_size": self.batch_size,
+            "micro_batches": self.micro_batches or 1,
+            "steps": self.steps_per_epoch,
+        }
+
+    def _epoch_key(self) -> bytes:
+        return hashlib.blake2b(f"epoch {self.epoch}".encode(), key=self._secret, digest_size=32).digest()
+
+    def _draw(self, step: int) -> list[list[int]]:
+        if self._order is None or self._order[0] != self._key:
+            self._order = (self._key, self._generator("order").permutation(self._shard()))
+        size, number = self.batch_size, self.micro_batches or 1
+        starts = [(step * number + k) * size for k in range(number)]
+        chosen = [self._order[1][start : start + size] for start in starts]
+        return [[int(i) * self._workers + self._rank for i in batch] for batch in chosen]
+
+    def __getstate__(self) -> dict[str, Any]:
+        follow_up = hashlib.blake2b(b"copy", key=self._key, digest_size=32).digest()  # alike on all workers
+        return {**self.__dict__, "_secret": follow_up if self.seed is None else self._secret}
+
+
+class PoissonBatches(Batches):
+    """Every example joins every step with probability q, independently: a batch sampler for torch's DataLoader.
+
+    Sound for adding or removing one example, and the accounting profits from the sampling. Batches differ in size and
+    may be empty.
+
+    Args:
+        examples: the data set or its size, over all workers.
+        sampling_rate: q.
+        steps_per_epoch: the length of what set_epoch counts; round(1/q) if None.
+        unit: "micro_batch", or "example" for PrivateOptimizer(unit="example"): a worker's draw is then one batch, of
+            which every example is to be a micro-batch of its own.
+        micro_batches: K, how many batches a worker's draw is split into; an example is always in the same one.
+        collective: as for PrivateOptimizer.
+        seed: None for secret draws. An int repeats them, for tests: ε holds only while it is secret.
+
+    Example:
+        >>> batches = PoissonBatches(1000, sampling_rate=0.05, collective="local", seed=1)
+        >>> len(batches), len(next(iter(batches))) > 20
+        (20, True)
+    """
+
+    kind = "poisson"
+
+    def __init__(
+        self,
+        examples: int | Sized,
+        sampling_rate: float,
+        *,
+        steps_per_epoch: int | None = None,
+        unit: str = "micro_batch",
+        micro_batches: int = 1,
+        collective: str | Collective = "auto",
+        seed: int | None = None,
+    ) -> None:
+        self.sampling_rate, self.unit, self._slots, self._steps = sampling_rate, unit, micro_batches, steps_per_epoch
+        super().__init__(examples, collective, seed)
+
+    def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
+        q = self.sampling_rate
+        if isinstance(q, bool) or not isinstance(q, int | float) or not 0 < q <= 1:
+            raise ValueError(f"sampling_rate must be > 0 and <= 1, got {q!r}")
+        if self.unit not in ("micro_batch", "example"):
+            raise ValueError(f"unit must be 'micro_batch' or 'example', got {self.unit!r}")
+        _check_count("micro_batches", self._slots)
+        if self.unit == "example" and self._slots != 1:
+            raise ValueError("micro_batches is for unit='micro_batch'; with unit='example' it follows the draw")
+        self.sampling_rate = float(q)
+        self.steps_per_epoch = round(1 / q) if self._steps is None else self._steps
+        _check_count("steps_per_epoch", self.steps_per_epoch)
+        self.micro_batches = None if self.unit == "example" else self._slots
+        return super()._prepare()  # each worker keeps its secret to itself
+
+    @property
+    def expected_batch(self) -> float:
+        """Expected examples in a step, over all workers."""
+        return self.examples * (self.sampling_rate or 0.0)
+
+    def fits(self, unit: str) -> bool:
+        """The draw is split for one unit or the other."""
+        return unit == self.unit
+
+    def describe(self) -> dict[str, Any]:
+        """What the ledger and the card say about it."""
+        return {**super().describe(), "sampling_rate": self.sampling_rate}
+
+    def _epoch_key(self) -> bytes:
+        # A pass over an epoch that was seen before draws anew: the accounting wants independent steps.
+        return hashlib.blake2b(f"pass {self.passes}".encode(), key=self._secret, digest_size=32).digest()
+
+    def _draw(self, step: int) -> list[list[int]]:
+        chosen = np.flatnonzero(self._generator(f"step {step}").random(self._shard()) < (self.sampling_rate or 0.0))
+        number = self.micro_batches or 1
+        slots = [chosen[chosen % number == slot] for slot in range(number)]  # fixed by the example's own index
+        return [[int(i) * self._workers + self._rank for i in slot] for slot in slots]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_secret" or self.seed is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.seed is None:
+            self._secret = secrets.token_bytes(32)
+            self._key = self._epoch_key()
+
+
+class Collate:
+    """A collate function for batches that may be empty: tensors then have a first dimension of 0, lists no entries.
+
+    Args:
+        example: any example of the data set; only its structure is used.
+        collate_fn: what makes a batch of examples, torch's default_collate unless given.
+
+    Example:
+        >>> collate = Collate({"words": torch.zeros(5), "intent": 3})
+        >>> {name: tuple(value.shape) for name, value in collate([]).items()}
+        {'words': (0, 5), 'intent': (0,)}
+    """
+
+    def __init__(self, example: Any, collate_fn: Callable[[list[Any]], Any] = default_collate) -> None:
+        self._example = example
+        self._collate_fn = collate_fn
+
+    def __call__(self, examples: list[Any]) -> Any:
+        """The batch."""
+        return self._collate_fn(examples) if len(examples) else _emptied(self._collate_fn([self._example]))
+
+
+def _emptied(batch: Any) -> Any:
+    """The batch without its one example, in the same structure."""
+    if isinstance(batch, torch.Tensor):
+        return batch[:0] if batch.dim() else batch.new_empty(0)
+    if isinstance(batch, Mapping):
+        emptied = {name: _emptied(value) for name, value in batch.items()}
+        return emptied if type(batch) is dict else type(batch)(emptied)  # type: ignore[call-arg]
+    if isinstance(batch, tuple):
+        parts = [_emptied(part) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        has_parts = any(isinstance(part, torch.Tensor | Mapping | tuple | list) for part in batch)
+        return [_emptied(part) for part in batch] if has_parts else []
+    return batch
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an int >= 1, got {value!r}")
