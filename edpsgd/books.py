@@ -60,6 +60,10 @@ class Books:
     def _batching(self) -> tuple[str, float | None]:
         return (self.batches.kind, self.batches.sampling_rate) if self.batches else ("unvouched", None)
 
+    def expects_more_than(self, closed: int) -> bool:
+        """Whether the sampler made more micro-batches for the step: then the last one was empty, and counts."""
+        return self.batches is not None and closed < (self.batches.micro_batches or 0)
+
     def refusal(self, noise_multiplier: float, closed: int, epoch: int | None) -> Exception | None:
         """Why the step must not be taken, if it must not."""
         outside = self._outside(closed)

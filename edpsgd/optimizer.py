@@ -203,7 +203,7 @@ class PrivateOptimizer(OptimizerWrapper):
             self._state_made = True
             return self._make_inner_state(list(self._layers.parameters.values()))
         self._follow_parameters()
-        if self._closed == 0 or self._layers.have_gradients():
+        if self._closed == 0 or self._layers.have_gradients() or self._books.expects_more_than(self._closed):
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
             self._layers.sum.scale_(1.0 / self._divisor)

@@ -1,0 +1,212 @@
+"""Time and accuracy of the accountant.
+
+    python -m benchmarks.accounting [--out benchmarks/results]
+
+100 epochs of 1000 steps with linear decay, δ = 1e-5, and three levels of noise; calibration aims at ε = 1. The
+accuracy is the distance to a grid with a sixteenth of the tolerance. Everything runs in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import scipy
+from dp_accounting import pld as dp_pld
+
+from benchmarks.step_time import RESULTS, machine
+from edpsgd import LinearDecay, accounting, pld
+from edpsgd.pld import Composition, Steps
+
+RATES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
+EPOCHS, STEPS, DELTA, TARGET = 100, 1000, 1e-5, 1.0
+DECAY = LinearDecay(0.02)
+NOISE = (0.5, 1.0, 4.0)  # multipliers of the first epoch
+
+
+def timed(function: Callable[[], float]) -> tuple[float, float]:
+    """The result, and the seconds that it took."""
+    start = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - start
+
+
+def training(z: float, rate: float, epochs: int = EPOCHS) -> list[Steps]:
+    """The steps of a whole training."""
+    return [Steps(z * DECAY(epoch), rate, STEPS) for epoch in range(epochs)]
+
+
+def measure_epsilon(z: float, rate: float) -> dict[str, float]:
+    """ε of a training, how long it takes, and how far it is above a finer grid."""
+    steps = training(z, rate)
+    epsilon, seconds = timed(lambda: accounting.compose(steps, DELTA))
+    if rate == 1:
+        return {"noise": z, "rate": rate, "epsilon": epsilon, "seconds": seconds, "above": 0.0}
+    fine = Composition(pld.TOLERANCE / 16, math.inf).epsilon(steps, DELTA)
+    return {"noise": z, "rate": rate, "epsilon": epsilon, "seconds": seconds, "above": epsilon / fine - 1}
+
+
+def measure_calibration(rate: float) -> dict[str, float]:
+    """The noise for a target, how long it takes to find, and the ε that it gives."""
+    z, seconds = timed(lambda: accounting.calibrate(TARGET, DELTA, EPOCHS, DECAY, rate, STEPS))
+    return {"rate": rate, "noise": z, "seconds": seconds, "epsilon": accounting.compose(training(z, rate), DELTA)}
+
+
+def measure_without_sampling() -> dict[str, float]:
+    """Milliseconds of one ε and one calibration, medians of different inputs, so that no cache helps."""
+    factors = np.array([DECAY(epoch) for epoch in range(EPOCHS)])
+    epsilons = [timed(lambda z=z: accounting.gaussian_epsilon(z * factors, DELTA))[1] for z in np.linspace(1, 9, 201)]
+    searches = [timed(lambda e=e: accounting.calibrate(e, DELTA, EPOCHS, DECAY))[1] for e in np.linspace(1, 9, 51)]
+    return {
+        "epsilon_ms": 1e3 * statistics.median(epsilons),
+        "epsilon_slowest_ms": 1e3 * max(epsilons),
+        "calibrate_ms": 1e3 * statistics.median(searches),
+    }
+
+
+def measure_growth(rate: float) -> dict[str, float]:
+    """ε after each epoch: with what was composed before, and from scratch."""
+    steps, composition = training(1.0, rate), Composition()
+    ends = range(1, EPOCHS + 1)
+    kept = [timed(lambda n=n: composition.epsilon(steps[:n], DELTA)) for n in ends]
+    anew = [timed(lambda n=n: Composition().epsilon(steps[:n], DELTA)) for n in ends]
+    return {
+        "rate": rate,
+        "seconds": sum(s for _, s in kept),
+        "slowest": max(s for _, s in kept),
+        "seconds_anew": sum(s for _, s in anew),
+        "slowest_anew": max(s for _, s in anew),
+        "difference": max(abs(a / b - 1) for (a, _), (b, _) in zip(kept, anew, strict=True)),
+    }
+
+
+def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> dict[str, float]:
+    """The same by dp-accounting at its default discretisation, for the first epochs only."""
+    steps = training(1.0, rate, levels)
+
+    def theirs() -> float:
+        accountant = dp_pld.PLDAccountant()
+        for s in steps:
+            event = dp_accounting.GaussianDpEvent(s.noise_multiplier)
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(s.sampling_rate, event), s.number)
+        return float(accountant.get_epsilon(DELTA))
+
+    their_epsilon, their_seconds = timed(theirs)
+    epsilon, seconds = timed(lambda: accounting.compose(steps, DELTA))
+    return {
+        "rate": rate,
+        "levels": levels,
+        "dp_accounting_epsilon": their_epsilon,
+        "dp_accounting_seconds_per_level": their_seconds / levels,
+        "epsilon": epsilon,
+        "seconds_per_level": seconds / levels,
+    }
+
+
+def to_markdown(report: dict[str, Any]) -> str:
+    """The report for people."""
+    about, exact, theirs = report["machine"], report["without_sampling"], report["dp_accounting"]
+    lines = [
+        "# Time and accuracy of the accountant",
+        "",
+        f"Made by `{report['command']}` in {report['minutes']:.0f} minutes on {about['cores']} cores of "
+        f"{about['processor']}; Python {about['python']}, NumPy {about['numpy']}, SciPy {about['scipy']}, "
+        f"dp-accounting {about['dp_accounting']}.",
+        "",
+        f"{EPOCHS} epochs of {STEPS} steps, linear decay with τ = {DECAY.tau:g}, δ = {DELTA:g}.",
+        "",
+        "## ε of a whole training",
+        "",
+        "The distance is relative, to a grid with a sixteenth of the tolerance. Without sampling (q = 1) it is exact.",
+        "",
+        "| q | z of the first epoch | ε | seconds | above the finer grid |",
+        "|---" * 5 + "|",
+    ]
+    lines += [
+        f"| {r['rate']:g} | {r['noise']:g} | {r['epsilon']:.6g} | {r['seconds']:.3f} | {r['above']:.1e} |"
+        for r in report["epsilon"]
+    ]
+    lines += [
+        "",
+        f"## Noise for ε = {TARGET:g}",
+        "",
+        "| q | z of the first epoch | its ε | seconds |",
+        "|---" * 4 + "|",
+    ]
+    lines += [
+        f"| {r['rate']:g} | {r['noise']:.6g} | {r['epsilon']:.6g} | {r['seconds']:.3f} |" for r in report["calibration"]
+    ]
+    lines += [
+        "",
+        "## Without sampling",
+        "",
+        f"ε of {EPOCHS} epochs takes {exact['epsilon_ms']:.3f} ms (the slowest of 201: "
+        f"{exact['epsilon_slowest_ms']:.3f} ms), calibration {exact['calibrate_ms']:.2f} ms.",
+        "",
+        f"## ε after each of {EPOCHS} epochs",
+        "",
+        "| q | seconds for all | slowest | from scratch | slowest | largest difference |",
+        "|---" * 6 + "|",
+    ]
+    lines += [
+        f"| {r['rate']:g} | {r['seconds']:.2f} | {r['slowest']:.3f} | {r['seconds_anew']:.2f} | "
+        f"{r['slowest_anew']:.3f} | {r['difference']:.1e} |"
+        for r in report["growth"]
+    ]
+    lines += [
+        "",
+        "## dp-accounting",
+        "",
+        f"q = {theirs['rate']:g}, {theirs['levels']} epochs, dp-accounting's default discretisation.",
+        "",
+        "| | ε | seconds per noise level |",
+        "|---|---|---|",
+        f"| `PLDAccountant` | {theirs['dp_accounting_epsilon']:.6g} | {theirs['dp_accounting_seconds_per_level']:.3f} |",
+        f"| `edpsgd` | {theirs['epsilon']:.6g} | {theirs['seconds_per_level']:.3f} |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measures everything and writes the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the report")
+    arguments = parser.parse_args()
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    start = time.monotonic()
+    about = machine()
+    for name in ("torch", "horovod", "transformers"):
+        del about[name]
+    measure_epsilon(1.0, 0.01)  # the first transforms of a process are slow
+    report = {
+        "command": "python -m benchmarks.accounting",
+        "epsilon": [measure_epsilon(z, rate) for rate in RATES for z in NOISE],
+        "calibration": [measure_calibration(rate) for rate in RATES],
+        "without_sampling": measure_without_sampling(),
+        "growth": [measure_growth(rate) for rate in (1e-3, 1e-2)],
+        "dp_accounting": measure_dp_accounting(),
+        "machine": {
+            **about,
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+            "dp_accounting": dp_accounting.__version__,
+        },
+        "minutes": (time.monotonic() - start) / 60,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "accounting.json").write_text(json.dumps(report, indent=1) + "\n")
+    (arguments.out / "accounting.md").write_text(to_markdown(report))
+    print(to_markdown(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,432 @@
+"""The privacy card: what a training run released, in plain words and as JSON, from its ledger alone.
+
+Section numbers are those of privacy.md. A card holds settings and numbers, never text of the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import edpsgd
+from edpsgd.bounds import Bound, format_epsilon
+from edpsgd.events import Event
+from edpsgd.ledger import Ledger
+
+NAME = "privacy_card"
+_LONGEST_TABLE = 14
+_LONGEST_NAME = 80
+
+_MEANING = {
+    "add or remove one example": "Two data sets are neighbours if one has one example more than the other: it was "
+    "added or removed.",
+    "replace or blank one example": "Two data sets are neighbours if they have the same size and differ in one "
+    "example: it is replaced by any other, or blanked, so that it contributes nothing.",
+    "blank one example": "Two data sets are neighbours if they have the same size and one example of the first is "
+    "blank in the second: it contributes nothing. To replace one is a larger change, with its own line in the table.",
+}
+_ALWAYS_OPEN = (
+    "other training runs on the same data: tuning, the choice of hyper-parameters, early stopping",
+    "vocabulary and label sets, if they were read from private text",
+    "training loss, clip fraction and discard counts, if anybody but the trainer sees the logs",
+    "buffers that move in the forward pass, such as BatchNorm statistics (edpsgd.check_model refuses them)",
+)
+_RAW = "the layer scales: raw norms of the first private gradients, released without noise"
+_SEEDED = "anybody who knows the seed of the noise: to them the noise is no protection"
+_SEEDED_DRAWS = "anybody who knows the seed of the Poisson draws: to them the sampling is no protection"
+_METRICS = "the metrics in this card, as far as they were measured on private data"
+
+
+@dataclass(frozen=True)
+class Card:
+    """A privacy card; all fields are JSON-ready. Make it with ``make`` or ``write``.
+
+    Attributes:
+        epsilon: the ε to publish; the string "inf" if it is infinite.
+        delta: its δ.
+        method: how it was computed.
+        neighbours: what may differ between two data sets that cannot be told apart.
+        unit: the unit of privacy and its neighbours, in plain words.
+        conditions: what ε depends on that nobody has checked.
+        bounds: ε by all methods, the one to publish first.
+        facts: sampling, noise, clipping, layer scales and trust, in plain words.
+        schedule: the noise multipliers that were accounted, equal ones in a row taken together.
+        epochs: how many different epochs there were.
+        steps: steps of training, over all epochs.
+        runs: how many runs wrote the ledger.
+        settings: those of the last run.
+        differences: settings that were not the same in all runs, with their values in the order of the runs.
+        not_covered: what ε says nothing about.
+        metrics: what the caller added.
+        versions: of the software that made the card.
+    """
+
+    epsilon: float | str
+    delta: float
+    method: str
+    neighbours: str
+    unit: str
+    conditions: list[str]
+    bounds: list[dict[str, Any]]
+    facts: dict[str, str]
+    schedule: list[dict[str, Any]]
+    epochs: int
+    steps: int
+    runs: int
+    settings: dict[str, Any]
+    differences: dict[str, list[Any]]
+    not_covered: list[str]
+    metrics: dict[str, Any]
+    versions: dict[str, str]
+
+    def json(self) -> str:
+        """The card as one JSON object."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def markdown(self) -> str:
+        """The card as a page to read."""
+        parts = [
+            "# Privacy card",
+            f"**ε = {_digits(self.epsilon)} at δ = {self.delta:g}** ({self.method}; {self.neighbours})",
+            _section("It holds on condition that", _list(self.conditions)),
+            _section("Unit of privacy", self.unit),
+            _section("ε by every method", _bounds_table(self.bounds)),
+            _section("Training", self._training()),
+            *(_section(name, text) for name, text in self.facts.items()),
+            _section("Noise multipliers that were accounted", _schedule_table(self.schedule)),
+            _section("Runs", self._runs()),
+            _section("Not covered by ε", _list(self.not_covered)),
+            _section(
+                "Metrics", _table(("Metric", "Value"), [(_escape(k), _short(v)) for k, v in self.metrics.items()])
+            ),
+            _section("Versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _training(self) -> str:
+        epochs = f"{self.epochs} epochs, " if self.epochs else ""
+        return f"{epochs}{self.steps} steps. After a crash, steps that were reserved in the ledger count as taken."
+
+    def _runs(self) -> str:
+        if self.runs < 2:
+            return ""
+        text = (
+            f"{self.runs} runs wrote the ledger, and ε is that of all of them. The settings above are the last run's."
+        )
+        changes = [f"`{name}`: {_changes(name, values)}" for name, values in self.differences.items()]
+        return f"{text} These differ between the runs:\n\n{_list(changes)}" if changes else text
+
+
+def make(ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = None) -> Card:
+    """The card of a ledger.
+
+    Args:
+        ledger: of the run, with all runs that it continues.
+        delta: the δ to find ε for.
+        metrics: names and numbers to show, such as accuracies; the noise does not cover them.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.open_epoch(0)
+        >>> ledger.charge(1.0)
+        >>> print(make(ledger, delta=1e-5).markdown().splitlines()[2])
+        **ε = 4.378 at δ = 1e-05** (exact Gaussian; replace or blank one example)
+    """
+    numbers = _checked_metrics(metrics or {})
+    bounds = ledger.report(delta).bounds
+    bound, run = bounds[0], dict(ledger.runs[-1]) if ledger.runs else {}
+    released = [e for e in ledger.events if e.steps and e.noise_multiplier is not None]
+    gradients = [e for e in released if e.kind == "gradients"]
+    fields = {
+        "epsilon": bound.epsilon,
+        "delta": float(delta),
+        "method": bound.method,
+        "neighbours": bound.neighbours,
+        "unit": f"One example, in language data one utterance. {_MEANING.get(bound.neighbours, bound.neighbours)}",
+        "conditions": list(bound.conditions),
+        "bounds": [_bound_entry(b) for b in bounds],
+        "facts": _facts(run, released),
+        "schedule": _schedule(released),
+        "epochs": len({e.epoch for e in gradients if e.epoch is not None}),
+        "steps": sum(e.steps for e in gradients),
+        "runs": len(ledger.runs),
+        "settings": {key: value for key, value in run.items() if key != "id"},
+        "differences": _differences(ledger.runs),
+        "not_covered": _not_covered(ledger.runs, released, bool(numbers)),
+        "metrics": numbers,
+        "versions": _versions(),
+    }
+    return Card(**{name: _plain(value) for name, value in fields.items()})
+
+
+def write(
+    folder: str | os.PathLike[str], ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = None
+) -> Card:
+    """Writes privacy_card.md and privacy_card.json into a folder, which is made if need be; each replaces the old one.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> card = write(folder, Ledger(), delta=1e-5, metrics={"accuracy": 0.9})
+        >>> sorted(os.listdir(folder))
+        ['privacy_card.json', 'privacy_card.md']
+    """
+    card = make(ledger, delta, metrics)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    _replace(Path(folder, f"{NAME}.md"), card.markdown())
+    _replace(Path(folder, f"{NAME}.json"), card.json() + "\n")
+    return card
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whoever reads the file finds the old text or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+# -------------------------------------------------------------------- what the settings mean
+
+
+def _facts(run: Mapping[str, Any], released: Sequence[Event]) -> dict[str, str]:
+    return {
+        "Sampling": _sampling(run.get("batches"), released),
+        "Noise": _noise(run, released),
+        "Clipping": _clipping(run),
+        "Layer scales": _scales(run.get("layer_scaling")),
+        "Workers and trust": _trust(run),
+    }
+
+
+def _sampling(batches: Mapping[str, Any] | None, released: Sequence[Event]) -> str:
+    if not batches:
+        told = any(e.epoch is not None for e in released if e.kind == "gradients")
+        word = (
+            "the user's word is that no example is in two steps of an epoch."
+            if told
+            else ("set_epoch was not called, so every step counts as if all examples were in it.")
+        )
+        return f"No sampler vouches for the batches: {word}"
+    size = batches.get("batch_size")
+    per_step = batches.get("micro_batches")
+    common = f"{batches.get('examples')} examples, {batches.get('steps_per_epoch')} steps in an epoch"
+    split = "every example a micro-batch of its own" if per_step is None else f"{per_step} micro-batches per worker"
+    if batches.get("kind") == "poisson":
+        rate = batches.get("sampling_rate")
+        return (
+            f"Poisson: every example joins every step with probability {rate}, independently of all others; the "
+            f"sampler vouches for it. {common}, {split} in a step."
+        )
+    return (
+        f"Shuffled: every example is in one step of an epoch, in a new order each time; the sampler vouches for it. "
+        f"{common}, {split} in a step, of {size} examples each."
+    )
+
+
+def _noise(run: Mapping[str, Any], released: Sequence[Event]) -> str:
+    real = [e.noise_multiplier for e in released if e.kind == "gradients"]
+    given = f"Multiplier {_known(run, 'noise_multiplier')} in epoch 0, decay: {_decay(run)}."
+    accounted = f" Accounted: {_short(real[0])} first, {_short(real[-1])} last." if real else ""
+    if run.get("noise") == "paper":
+        largest = "" if run.get("clipping") == "per_layer" else "·max α"
+        return (
+            f'{given} noise="paper": the published algorithm as printed, whose noise is weaker than its multiplier '
+            f"says. ε is computed from the real multiplier, z/(2·√(N·K){largest}).{accounted}"
+        )
+    return f"{given} Calibrated: each step is a Gaussian mechanism with the accounted multiplier.{accounted}"
+
+
+def _decay(run: Mapping[str, Any]) -> str:
+    return f"`{run['noise_decay']}`" if run.get("noise_decay") else "none"
+
+
+def _clipping(run: Mapping[str, Any]) -> str:
+    kind = {"flat": "flat, all layers together", "per_layer": "each layer by itself"}.get(str(run.get("clipping")))
+    each = {
+        "micro_batch": "The average gradient of a micro-batch is clipped, and one example can move it across the ball",
+        "example": "The gradient of every example is clipped by itself",
+    }.get(str(run.get("unit")), "What is clipped was not recorded")
+    divisor = f" The sum is divided by {run['divisor']}, a public number." if run.get("divisor") else ""
+    rounded = f" Gradients travel as {run['compression']}." if run.get("compression") else ""
+    return (
+        f"Norm {_known(run, 'clip_norm')}, {kind or 'kind not recorded'}. {each}: "
+        f"sensitivity {_known(run, 'sensitivity')}.{divisor}{rounded}"
+    )
+
+
+def _scales(scaling: object) -> str:
+    if scaling is None:
+        return "None: all layers alike."
+    if isinstance(scaling, Mapping):
+        spread = f"between {_short(min(scaling.values()))} and {_short(max(scaling.values()))}" if scaling else ""
+        return f"Given by the user for {len(scaling)} layers, {spread}: they must come from public knowledge."
+    if _is_raw(scaling):
+        return "Raw norms of the first private gradients: a release that no noise covers, and not in ε."
+    found = re.search(r"noise_multiplier=([\w.+-]+)", str(scaling))
+    multiplier = f"with noise multiplier {found.group(1)}" if found else "with noise"
+    return f"Measured privately in the first step, {multiplier}; their cost is in ε."
+
+
+def _is_raw(scaling: object) -> bool:
+    return isinstance(scaling, str) and scaling == repr(edpsgd.FirstStepNorms())
+
+
+def _trust(run: Mapping[str, Any]) -> str:
+    workers, placement = run.get("workers"), run.get("noise_placement")
+    if workers == 1:
+        return "One worker, which adds all the noise. Whoever runs it sees the data and is trusted."
+    who = f"{_known(run, 'workers')} workers, noise placement {placement or 'not recorded'}."
+    if placement == "sharded":
+        return (
+            f"{who} Each worker noises its own share of the coordinates. ε holds for the sum: whoever sees the message "
+            "of one worker before the sum sees bare the coordinates that this worker does not noise, and workers who "
+            "collude know all the noise on their shares. The workers and the network between them are trusted."
+        )
+    if placement == "per_worker":
+        return (
+            f"{who} Each of the N workers adds its part of the noise to all coordinates. ε holds for the sum: a single "
+            "message before the sum is protected with multiplier z/√N only, and c workers who collude know c/N of the "
+            "noise variance."
+        )
+    return who
+
+
+def _not_covered(runs: Sequence[Mapping[str, Any]], released: Sequence[Event], has_metrics: bool) -> list[str]:
+    poisson = [run["batches"] for run in runs if (run.get("batches") or {}).get("kind") == "poisson"]
+    raw = any(e.kind == "layer_norms" and e.noise_multiplier == 0 for e in released)
+    applies = {
+        _RAW: raw or any(_is_raw(run.get("layer_scaling")) for run in runs),
+        _SEEDED: any(run.get("seeded") for run in runs),
+        _SEEDED_DRAWS: any(batches.get("seeded") for batches in poisson),
+        _METRICS: has_metrics,
+    }
+    return [*(text for text, does in applies.items() if does), *_ALWAYS_OPEN]
+
+
+def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for run in runs for name in run if name != "id")
+    values = {name: [run.get(name) for run in runs] for name in names}
+    return {name: seen for name, seen in values.items() if any(value != seen[0] for value in seen)}
+
+
+def _versions() -> dict[str, str]:
+    installed = {name: metadata.version(name) for name in ("torch", "dp-accounting")}
+    return {"edpsgd": edpsgd.__version__, **installed, "python": platform.python_version()}
+
+
+# -------------------------------------------------------------------- data
+
+
+def _bound_entry(bound: Bound) -> dict[str, Any]:
+    return {"epsilon": bound.epsilon, "method": bound.method, "neighbours": bound.neighbours}
+
+
+def _schedule(released: Sequence[Event]) -> list[dict[str, Any]]:
+    """Events in order; those in a row that differ in their epochs only are one entry."""
+    rows: list[dict[str, Any]] = []
+    for event in released:
+        same = {key: getattr(event, key) for key in ("kind", "noise_multiplier", "batching", "sampling_rate")}
+        told = rows and None not in (event.epoch, rows[-1]["last_epoch"])
+        if not (told and all(rows[-1][key] == same[key] for key in same)):
+            rows.append({**same, "first_epoch": event.epoch, "last_epoch": event.epoch, "passes": 0, "steps": 0})
+        rows[-1]["last_epoch"] = event.epoch
+        rows[-1]["passes"] += event.steps if event.epoch is None else 1
+        rows[-1]["steps"] += event.steps
+    return rows
+
+
+def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
+            raise ValueError(f"metrics must have names of 1 to {_LONGEST_NAME} printable characters, got {name!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"metrics[{name!r}] must be an int or float, got {type(value).__name__}")
+    return dict(metrics)
+
+
+def _plain(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON does not have: they become strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -------------------------------------------------------------------- Markdown
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}" if body else ""
+
+
+def _list(items: Sequence[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _bounds_table(bounds: Sequence[Mapping[str, Any]]) -> str:
+    return _table(
+        ("ε", "Method", "Neighbours"), [(_digits(b["epsilon"]), b["method"], b["neighbours"]) for b in bounds]
+    )
+
+
+def _schedule_table(schedule: Sequence[Mapping[str, Any]]) -> str:
+    rows = [(_epochs(r), str(r["passes"]), str(r["steps"]), _short(r["noise_multiplier"])) for r in schedule]
+    if len(rows) > _LONGEST_TABLE:
+        half = _LONGEST_TABLE // 2
+        rows = [*rows[:half], ("…", "…", "…", "…"), *rows[-half:]]
+    return _table(("Epochs", "Passes", "Steps", "Noise multiplier"), rows)
+
+
+def _epochs(row: Mapping[str, Any]) -> str:
+    if row["kind"] == "layer_norms":
+        return "layer scales"
+    first, last = row["first_epoch"], row["last_epoch"]
+    return "not given" if first is None else str(first) if first == last else f"{first} to {last}"
+
+
+def _changes(name: str, values: Sequence[Any]) -> str:
+    shown = [
+        f"{len(v)} given scales" if name == "layer_scaling" and isinstance(v, Mapping) else json.dumps(v)
+        for v in values
+    ]
+    return ", then ".join(text for i, text in enumerate(shown) if i == 0 or text != shown[i - 1])
+
+
+def _known(run: Mapping[str, Any], name: str) -> str:
+    return "not recorded" if run.get(name) is None else _short(run[name])
+
+
+def _digits(epsilon: float | str) -> str:
+    return format_epsilon(float(epsilon))
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

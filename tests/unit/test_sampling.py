@@ -1,0 +1,215 @@
+"""Samplers in torch's DataLoader, empty batches, bad arguments, and checkpoints that do not fit."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import edpsgd
+from tests.common import Bag, private, quiet, set_gradients
+
+Pair = collections.namedtuple("Pair", "words intent")
+
+
+class Dictionaries(torch.utils.data.Dataset):
+    """Examples as dictionaries, with a text beside the tensors."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> dict:
+        return {"words": torch.full((4,), index), "intent": index % 3, "text": f"utterance {index}"}
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_poisson_batches_in_a_data_loader(processes) -> None:
+    """Empty ones too, from dictionaries and tensors, in the training's process and in the loader's own."""
+    batches = edpsgd.PoissonBatches(Dictionaries(), 0.05, steps_per_epoch=40, seed=1)
+    planned = list(batches)
+    assert [] in planned
+    assert any(planned)
+    loader = DataLoader(
+        Dictionaries(), batch_sampler=batches, collate_fn=edpsgd.Collate(Dictionaries()[0]), num_workers=processes
+    )
+    for batch, indices in zip(loader, planned, strict=True):
+        assert batch["words"].shape == (len(indices), 4)
+        assert batch["words"].dtype == torch.int64
+        assert batch["intent"].tolist() == [i % 3 for i in indices]
+        assert batch["text"] == [f"utterance {i}" for i in indices]
+
+
+def test_training_through_a_data_loader_that_reads_ahead() -> None:
+    """The loader draws batches before the optimizer takes them: every step is still one that the sampler made."""
+    data = TensorDataset(torch.arange(20.0))
+    batches = edpsgd.ShuffledBatches(data, 3, micro_batches=2, seed=1)
+    collate = edpsgd.Collate(data[0])  # the last micro-batch is empty
+    loader = DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=2, prefetch_factor=4)
+    model, used = Bag((5,)), []
+    optimizer = private(model, batches=batches)
+    for epoch in range(2):
+        optimizer.set_epoch(epoch)
+        for number, (values,) in enumerate(loader):
+            used += values.tolist()
+            if len(values):
+                set_gradients(model, 1.0)
+            if number % 2 == 0:
+                optimizer.accumulate()
+            else:
+                optimizer.step()
+    assert sorted(used) == sorted(2 * list(range(20)))
+    assert [e.steps for e in optimizer.ledger.events] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("example", "emptied"),
+    [
+        (torch.zeros(3, 2), torch.zeros(0, 3, 2)),
+        (5, torch.zeros(0, dtype=torch.int64)),
+        ((torch.zeros(3), 1.5), (torch.zeros(0, 3), torch.zeros(0, dtype=torch.float64))),
+        (Pair(torch.zeros(3), 1), Pair(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))),
+        ({"a": {"b": torch.zeros(2)}, "text": "x"}, {"a": {"b": torch.zeros(0, 2)}, "text": []}),
+    ],
+)
+def test_empty_batches_have_the_structure_of_full_ones(example, emptied) -> None:
+    def compare(found, expected) -> None:
+        assert type(found) is type(expected) or isinstance(found, list)
+        if isinstance(expected, torch.Tensor):
+            assert found.shape == expected.shape
+            assert found.dtype == expected.dtype
+        elif isinstance(expected, dict):
+            assert found.keys() == expected.keys()
+            for name in expected:
+                compare(found[name], expected[name])
+        else:
+            assert len(found) == len(expected)
+            for a, b in zip(found, expected, strict=True):
+                compare(a, b)
+
+    compare(edpsgd.Collate(example)([]), emptied)
+    pickle.loads(pickle.dumps(edpsgd.Collate(example)))
+
+
+def test_collate_uses_the_given_function_and_keeps_batch_types() -> None:
+    from transformers import BatchEncoding
+
+    collate = edpsgd.Collate(
+        {"ids": [1, 2]}, lambda examples: BatchEncoding({"ids": torch.tensor([e["ids"] for e in examples])})
+    )
+    assert isinstance(collate([]), BatchEncoding)
+    assert collate([])["ids"].shape == (0, 2)
+    assert collate([{"ids": [3, 4]}])["ids"].tolist() == [[3, 4]]
+
+
+def test_a_subset_as_data_set() -> None:
+    data = Subset(TensorDataset(torch.arange(10.0)), [1, 3, 5])
+    batches = edpsgd.PoissonBatches(data, 0.01, steps_per_epoch=5, seed=1)
+    loader = DataLoader(data, batch_sampler=batches, collate_fn=edpsgd.Collate(data[0]))
+    assert [len(values) for (values,) in loader] == [len(b) for b in batches]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: edpsgd.ShuffledBatches(0, 3), "examples must be an int >= 1, got 0"),
+        (lambda: edpsgd.ShuffledBatches(2.5, 3), "examples must be an int >= 1"),
+        (lambda: edpsgd.ShuffledBatches([], 3), "examples must be an int >= 1"),
+        (lambda: edpsgd.ShuffledBatches(10, 0), "batch_size must be an int >= 1, got 0"),
+        (lambda: edpsgd.ShuffledBatches(10, 2, micro_batches=True), "micro_batches must be an int >= 1, got True"),
+        (lambda: edpsgd.ShuffledBatches(10, 2, seed="a"), "seed must be None or an int"),
+        (lambda: edpsgd.PoissonBatches(10, 1.5), "sampling_rate must be > 0 and <= 1, got 1.5"),
+        (lambda: edpsgd.PoissonBatches(10, float("nan")), "sampling_rate must be > 0 and <= 1, got nan"),
+        (lambda: edpsgd.PoissonBatches(10, -0.1), "sampling_rate must be > 0"),
+        (lambda: edpsgd.PoissonBatches(10, 0.1, steps_per_epoch=0), "steps_per_epoch must be an int >= 1, got 0"),
+        (lambda: edpsgd.PoissonBatches(10, 0.1, unit="user"), "unit must be 'micro_batch' or 'example', got 'user'"),
+        (lambda: edpsgd.PoissonBatches(10, 0.1, unit="example", micro_batches=2), "it follows the draw"),
+        (lambda: edpsgd.ShuffledBatches(10, 2).set_epoch(-1), "epoch must be an int >= 0, got -1"),
+        (lambda: edpsgd.Budget(0.0, 1e-5), "epsilon of a Budget must be a finite number > 0"),
+        (lambda: edpsgd.Budget(float("inf"), 1e-5), "epsilon of a Budget"),
+        (lambda: edpsgd.Budget(1.0, 1.0), "delta of a Budget must be between 0 and 1"),
+        (lambda: private(Bag(), batches=[[1, 2]]), "batches must be None, ShuffledBatches or PoissonBatches, got list"),
+        (lambda: private(Bag(), budget=(8, 1e-5)), "budget must be None or edpsgd.Budget"),
+        (lambda: private(Bag(), unit="example", batches=edpsgd.ShuffledBatches(10, 2)), "does not fit the sampler"),
+        (lambda: private(Bag(), unit="example", batches=edpsgd.PoissonBatches(10, 0.5)), "does not fit the sampler"),
+        (lambda: private(Bag(), batches=edpsgd.PoissonBatches(10, 0.5, unit="example")), "does not fit the sampler"),
+    ],
+)
+def test_bad_arguments(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def checkpoint(batches, steps=1) -> dict:
+    model = Bag((5,))
+    optimizer = private(model, batches=batches)
+    optimizer.set_epoch(2)
+    for _ in zip(range(steps), batches, strict=False):
+        optimizer.step()
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def test_the_middle_of_an_epoch_needs_the_same_batches() -> None:
+    state = checkpoint(edpsgd.ShuffledBatches(20, 2))
+    optimizer = private(Bag((5,)), batches=edpsgd.ShuffledBatches(20, 4))
+    with pytest.raises(ValueError, match="some examples would be used twice"):
+        optimizer.load_state_dict(state)
+    optimizer = private(Bag((5,)), batches=edpsgd.PoissonBatches(20, 0.1))
+    with pytest.raises(ValueError, match="the checkpoint's batches are 'shuffled', this sampler's are 'poisson'"):
+        optimizer.load_state_dict(state)
+    with pytest.raises(ValueError, match="another seed"):
+        private(Bag((5,)), batches=edpsgd.ShuffledBatches(20, 2, seed=1)).load_state_dict(state)
+
+
+def test_after_a_complete_epoch_the_batches_may_change() -> None:
+    state = checkpoint(edpsgd.ShuffledBatches(20, 2), steps=10)
+    batches = edpsgd.ShuffledBatches(20, 1)
+    optimizer = private(Bag((5,)), batches=batches)
+    optimizer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="all 20 steps of this epoch were taken"):
+        optimizer.step()
+    optimizer.set_epoch(3)
+    for _ in batches:
+        optimizer.step()
+    assert [(e.epoch, e.steps) for e in optimizer.ledger.events] == [(2, 10), (3, 20)]
+
+
+def test_without_set_epoch_a_sampler_still_knows_its_pass() -> None:
+    batches = edpsgd.ShuffledBatches(6, 2)
+    optimizer = private(Bag((5,)), batches=batches)
+    for _ in batches:
+        optimizer.step()
+    assert [(e.epoch, e.steps) for e in optimizer.ledger.events] == [(0, 3)]
+    with pytest.raises(RuntimeError, match="all 3 steps of this epoch were taken"):
+        optimizer.step()
+
+
+def test_copies_have_a_sampler_of_their_own() -> None:
+    batches = edpsgd.ShuffledBatches(12, 2)
+    optimizer = private(Bag((5,)), batches=batches, budget=edpsgd.Budget(50.0, 1e-5))
+    optimizer.set_epoch(1)
+    for _ in zip(range(2), batches, strict=False):
+        optimizer.step()
+    with quiet():
+        copied = copy.deepcopy(optimizer)
+    assert copied.batches is not batches
+    assert list(copied.batches) == list(batches)
+    copied.step()
+    assert (copied.batches.position, batches.position) == (3, 2)
+    assert [e.steps for e in copied.ledger.events] == [3]
+
+
+def test_poisson_steps_after_a_resume_are_drawn_anew_and_counted() -> None:
+    """Each step is an independent draw, so nothing needs to be repeated: what was left of the epoch is drawn."""
+    state = checkpoint(edpsgd.PoissonBatches(50, 0.1), steps=4)
+    batches = edpsgd.PoissonBatches(50, 0.1)
+    optimizer = private(Bag((5,)), batches=batches)
+    optimizer.load_state_dict(state)
+    optimizer.set_epoch(optimizer.epoch)
+    assert len(batches) == 6
+    for _ in batches:
+        optimizer.step()
+    assert [(e.epoch, e.steps, e.batching) for e in optimizer.ledger.events] == [(2, 10, "poisson")]
