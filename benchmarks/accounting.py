@@ -2,7 +2,7 @@
 
     python -m benchmarks.accounting [--out benchmarks/results]
 
-100 epochs of 1000 steps with linear decay, δ = 1e-5, and three levels of noise; calibration aims at ε = 1. The
+100 epochs of 1000 steps with linear decay, δ = 1e-5, and two levels of noise; calibration aims at ε = 1. The
 accuracy is the distance to a grid with a sixteenth of the tolerance. Everything runs in one process.
 """
 
@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from edpsgd.pld import Composition, Steps
 RATES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
 EPOCHS, STEPS, DELTA, TARGET = 100, 1000, 1e-5, 1.0
 DECAY = LinearDecay(0.02)
-NOISE = (0.5, 1.0, 4.0)  # multipliers of the first epoch
+NOISE = (1.0, 4.0)  # multipliers of the first epoch
 
 
 def timed(function: Callable[[], float]) -> tuple[float, float]:
@@ -170,8 +171,8 @@ def to_markdown(report: dict[str, Any]) -> str:
         "",
         "| | ε | seconds per noise level |",
         "|---|---|---|",
-        f"| `PLDAccountant` | {theirs['dp_accounting_epsilon']:.6g} | {theirs['dp_accounting_seconds_per_level']:.3f} |",
-        f"| `edpsgd` | {theirs['epsilon']:.6g} | {theirs['seconds_per_level']:.3f} |",
+        f"| dp-accounting | {theirs['dp_accounting_epsilon']:.6g} | {theirs['dp_accounting_seconds_per_level']:.3f} |",
+        f"| edpsgd | {theirs['epsilon']:.6g} | {theirs['seconds_per_level']:.3f} |",
     ]
     return "\n".join(lines) + "\n"
 
@@ -192,13 +193,13 @@ def main() -> None:
         "epsilon": [measure_epsilon(z, rate) for rate in RATES for z in NOISE],
         "calibration": [measure_calibration(rate) for rate in RATES],
         "without_sampling": measure_without_sampling(),
-        "growth": [measure_growth(rate) for rate in (1e-3, 1e-2)],
+        "growth": [measure_growth(rate) for rate in (1e-2,)],
         "dp_accounting": measure_dp_accounting(),
         "machine": {
             **about,
             "numpy": np.__version__,
             "scipy": scipy.__version__,
-            "dp_accounting": dp_accounting.__version__,
+            "dp_accounting": version("dp-accounting"),
         },
         "minutes": (time.monotonic() - start) / 60,
     }

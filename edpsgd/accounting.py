@@ -19,7 +19,9 @@ from edpsgd import pld
 from edpsgd.noise import Decay
 from edpsgd.pld import Composition, Steps
 
-_RDP_ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 96, 128, 256)
+_RDP_ORDERS = (1.1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 33), 40, 48, 64, 96, 128, 256)
+
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e5  # between which sampling is worth the computation
 
 
 # -------------------------------------------------------------------- every example once an epoch
@@ -86,7 +88,7 @@ def poisson_epsilon(
 
     Example:
         >>> round(poisson_epsilon([1.0, 0.9], sampling_rate=0.01, steps_per_epoch=100, delta=1e-5), 2)
-        1.23
+        1.11
     """
     _check_delta(delta)
     _check_sampling(sampling_rate, steps_per_epoch)
@@ -96,13 +98,15 @@ def poisson_epsilon(
 
 def compose(steps: Sequence[Steps], delta: float, composition: Composition | None = None) -> float:
     """ε of any steps; a ``composition`` that has seen the first of them makes it faster."""
-    if all(s.sampling_rate == 1 for s in steps):
+    _check_delta(delta)
+    extreme = any(s.number and not _LEAST_NOISE <= s.noise_multiplier <= _MOST_NOISE for s in steps)
+    if extreme or all(s.sampling_rate == 1 for s in steps):  # without sampling: exact, or an upper bound
         return gaussian_epsilon(_repeated(steps), delta)
-    return (composition or Composition()).epsilon(steps, delta)
+    return min((composition or Composition()).epsilon(steps, delta), gaussian_epsilon(_repeated(steps), delta))
 
 
 def rdp_epsilon(steps: Sequence[Steps], delta: float) -> float:
-    """The same by Rényi divergences of integer orders: looser, and an independent check (dp-accounting's)."""
+    """The same by Rényi divergences, with dp-accounting: looser, and an independent check."""
     if any(s.noise_multiplier == 0 for s in steps):
         return math.inf
     accountant = rdp.RdpAccountant(_RDP_ORDERS)
@@ -124,7 +128,9 @@ def moments_epsilon(
         1.17
     """
     _check_delta(delta)
-    (z,) = _checked([noise_multiplier])
+    if not (_is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
+        raise ValueError(f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}")
+    z = float(noise_multiplier)
     _check_sampling(sampling_rate, rounds, "rounds")
     if isinstance(max_order, bool) or not isinstance(max_order, int) or max_order < 1:
         raise ValueError(f"max_order must be an int >= 1, got {max_order!r}")
@@ -175,6 +181,10 @@ def calibrate(
     factors = np.array(decay_factors(epochs, decay))
     if sampling_rate is not None and steps_per_epoch is not None:
         _check_sampling(sampling_rate, steps_per_epoch)
+        if steps_per_epoch < 1:
+            raise ValueError(f"steps_per_epoch must be an int >= 1, got {steps_per_epoch!r}")
+        if not 1e-6 <= target_epsilon <= 1e6:
+            raise ValueError(f"target_epsilon must be between 1e-6 and 1e6 with sampling, got {target_epsilon!r}")
         return _calibrate_poisson(target_epsilon, delta, factors, sampling_rate, steps_per_epoch)
     if method == "zcdp":
         return _settle(
@@ -224,7 +234,7 @@ def _calibrate_poisson(target: float, delta: float, factors: np.ndarray, rate: f
     z = _z_in_the_limit(_mu_for(target, delta), factors, rate, steps)
     rough, fine = Composition(100 * pld.TOLERANCE), Composition()
     z = _approach(z, lambda z: epsilon(z, rough), 0.97 * target, target)
-    z = _approach(z, lambda z: epsilon(z, fine), 0.994 * target, target)
+    z = _approach(z, lambda z: epsilon(z, fine), 0.998 * target, target)
     return _settle(z, lambda z: epsilon(z, fine), target)
 
 

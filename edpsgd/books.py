@@ -25,7 +25,7 @@ class Books:
         budget: Budget | None,
     ) -> None:
         self.ledger, self.batches, self.budget = Ledger(), batches, budget
-        self._pass = batches.passes if batches else 0
+        self._pass = 0 if batches is None else batches.passes
         self._resumed = False
         self._open(collective, path, run)
         self._allowance = Allowance(budget, self.ledger) if budget else None
@@ -58,7 +58,7 @@ class Books:
         return self.batches is not None and 0 < self.batches.position < self.batches.steps_per_epoch
 
     def _batching(self) -> tuple[str, float | None]:
-        return (self.batches.kind, self.batches.sampling_rate) if self.batches else ("unvouched", None)
+        return ("unvouched", None) if self.batches is None else (self.batches.kind, self.batches.sampling_rate)
 
     def expects_more_than(self, closed: int) -> bool:
         """Whether the sampler made more micro-batches for the step: then the last one was empty, and counts."""
@@ -92,10 +92,10 @@ class Books:
 
     def _numbered(self, epoch: int | None) -> int | None:
         """A sampler knows which pass it is in, even if nobody has said."""
-        return self.batches.epoch if epoch is None and self.batches else epoch
+        return self.batches.epoch if epoch is None and self.batches is not None else epoch
 
     def _remaining(self) -> int | None:
-        return self.batches.steps_per_epoch - self.batches.position if self.batches else None
+        return None if self.batches is None else self.batches.steps_per_epoch - self.batches.position
 
     def charge(self, noise_multiplier: float, epoch: int | None) -> None:
         """Pays for a step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_UP, Decimal
 from typing import Any
 
 from edpsgd import accounting
@@ -68,10 +69,9 @@ def format_epsilon(epsilon: float) -> str:
     """Four digits, rounded up: a printed ε is not below the computed one."""
     if not 0 < epsilon < math.inf:
         return f"{epsilon:g}"
-    digits = 3 - math.floor(math.log10(epsilon))
-    if not 0 <= digits <= 6:
-        return f"{epsilon * (1 + 5e-5):.4g}"
-    return f"{math.ceil(epsilon * 10**digits) / 10**digits:.{digits}f}"
+    exact = Decimal(epsilon)
+    rounded = exact.quantize(Decimal((0, (1,), exact.adjusted() - 3)), rounding=ROUND_UP)
+    return f"{rounded:f}" if 1e-3 <= epsilon < 1e6 else f"{rounded:.4g}"
 
 
 def bound(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from edpsgd import bounds
+from edpsgd.bounds import format_epsilon
 from edpsgd.events import Event
 from edpsgd.ledger import Ledger
-from edpsgd.pld import Composition
 
 _HORIZON = 1024  # steps to look ahead where nobody says how many there will be
 
@@ -46,7 +45,6 @@ class Allowance:
     def __init__(self, budget: Budget, ledger: Ledger) -> None:
         self._budget = budget
         self._ledger = ledger
-        self._composition = Composition()
         self._event: tuple[int, float] | None = None  # what the allowance is for: an event and its noise
         self._left = 0
 
@@ -89,13 +87,12 @@ class Allowance:
         return low
 
     def _fits(self, events: list[Event]) -> bool:
-        bound = bounds.bound(events, self._budget.delta, self._ledger.runs, self._composition)
-        return bound.epsilon <= self._budget.epsilon
+        return self._ledger.epsilon(self._budget.delta, events).epsilon <= self._budget.epsilon
 
     def _exhausted(self) -> BudgetExhausted:
         spent = self._ledger.epsilon(self._budget.delta).epsilon
         return BudgetExhausted(
             f"the next step would exceed the budget of ε = {self._budget.epsilon:g} at δ = {self._budget.delta:g}; "
-            f"spent so far: ε = {bounds.format_epsilon(spent)}. Nothing of the step was released, and the model of the "
+            f"spent so far: ε = {format_epsilon(spent)}. Nothing of the step was released, and the model of the "
             "last paid step can be used"
         )

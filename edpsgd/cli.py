@@ -9,21 +9,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edpsgd import accounting, card, pld
-from edpsgd.bounds import Bound, Report, format_epsilon, report
-from edpsgd.events import Event, LedgerError
+from edpsgd import accounting, card
+from edpsgd.bounds import Bound, Report, format_epsilon
+from edpsgd.events import LedgerError
 from edpsgd.ledger import Ledger
 from edpsgd.noise import Decay, ExponentialDecay, LinearDecay
-from edpsgd.pld import Composition, Steps
+from edpsgd.planning import Schedule, Training
 
 LEDGER = "ledger.jsonl"
 _TAU = 0.05  # to compare decays if the user has chosen none
 _PER_LINE = 10
-_CURVE_POINTS = 20
 
 
 class _Refused(Exception):
@@ -98,8 +96,8 @@ def _plan(args: argparse.Namespace) -> str:
 
 
 def _planned(
-    args: argparse.Namespace, training: _Training, name: str, decay: Decay | None, required: bool
-) -> _Schedule | None:
+    args: argparse.Namespace, training: Training, name: str, decay: Decay | None, required: bool
+) -> Schedule | None:
     """The noise that reaches the target with a decay; None if that cannot be computed and is for comparison only."""
     try:
         rate, steps = (training.rate, training.steps) if training.sampling == "poisson" else (None, None)
@@ -111,7 +109,7 @@ def _planned(
     return None
 
 
-def _notes(training: _Training, tau_is_ours: bool, left_out: Sequence[str]) -> list[str]:
+def _notes(training: Training, tau_is_ours: bool, left_out: Sequence[str]) -> list[str]:
     notes = [f"The decays are compared at τ = {_TAU}, since --decay is none."] if tau_is_ours else []
     notes += [f"{name} falls too fast to be computed over so many epochs." for name in left_out]
     if training.delta * training.examples >= 1:
@@ -125,7 +123,7 @@ def _epoch_lines(z: Sequence[float]) -> list[str]:
     return [f"noise multiplier of every epoch, {_PER_LINE} in a line, the number of the first in front", *rows]
 
 
-def _comparison(plans: Sequence[_Schedule], training: _Training) -> list[str]:
+def _comparison(plans: Sequence[Schedule], training: Training) -> list[str]:
     rows: list[list[str]] = [
         ["", *(plan.name for plan in plans)],
         ["z0", *(_up(plan.z[0]) for plan in plans)],
@@ -166,18 +164,18 @@ def _epsilon(args: argparse.Namespace) -> str:
     head = ["ε at δ", f"{training.delta:g}"]
     if args.paper:
         lines += [f"  real multiplier {true.z[0]:.8g} in epoch 0, z/(2·√(N·K)·max α): the published algorithm", ""]
-        head = ["ε", "as claimed", "true"]
+        head = ["", "as claimed", "true"]
     rows = [head, *([_label(b[0], true.report), *(format_epsilon(x.epsilon) for x in b)] for b in _paired(schedules))]
     width = max(len(row[0]) for row in rows)
     lines += [f"  {row[0]:<{width}}  " + "  ".join(f"{cell:>12}" for cell in row[1:]) for row in rows]
     return "\n".join([*lines, f"  neighbours: {true.report.bounds[0].neighbours}"])
 
 
-def _paired(schedules: Sequence[_Schedule]) -> list[tuple[Bound, ...]]:
+def _paired(schedules: Sequence[Schedule]) -> list[tuple[Bound, ...]]:
     return list(zip(*(schedule.report.bounds for schedule in schedules), strict=True))
 
 
-def _accounted(args: argparse.Namespace, training: _Training, z0: float) -> _Schedule:
+def _accounted(args: argparse.Namespace, training: Training, z0: float) -> Schedule:
     refuse: Callable[[str], NoReturn] = args.refuse
     try:
         return training.schedule("", z0, args.decay)
@@ -190,88 +188,7 @@ def _paper_factor(args: argparse.Namespace) -> float:
     return float(1 / (2 * math.sqrt(args.workers * args.micro_batches) * (args.max_scale or 1.0)))
 
 
-# -------------------------------------------------------------------- what both compute
-
-
-@dataclass(frozen=True)
-class _Training:
-    """The checked flags that both commands share."""
-
-    delta: float
-    examples: int
-    batch: int
-    epochs: int
-    workers: int
-    micro_batches: int
-    sampling: str
-    unit: str
-
-    @property
-    def steps(self) -> int:
-        """Of an epoch."""
-        return math.ceil(self.examples / self.batch)
-
-    @property
-    def rate(self) -> float:
-        return self.batch / self.examples
-
-    def noise_std(self, z: float) -> float:
-        """Per coordinate of the mean gradient, at clip norm 1: sensitivity times z over the divisor (sections 2, 3)."""
-        return z / self.batch if self.unit == "example" else 2 * z / (self.workers * self.micro_batches)
-
-    def schedule(self, name: str, z0: float, decay: Decay | None) -> _Schedule:
-        z = [z0 * factor for factor in accounting.decay_factors(self.epochs, decay)]
-        rate = self.rate if self.sampling == "poisson" else None
-        events = [Event("gradients", t, value, self.steps, self.sampling, rate) for t, value in enumerate(z)]
-        return _Schedule(name, z, report(events, self.delta, [{"unit": self.unit}]))
-
-    def cumulative(self, z: Sequence[float]) -> tuple[list[int], list[float]]:
-        """ε after some of the epochs, for a curve: with Poisson sampling not to the last digit."""
-        ends = sorted({math.ceil(self.epochs * i / _CURVE_POINTS) for i in range(1, _CURVE_POINTS + 1)})
-        if self.sampling == "shuffled":
-            return ends, [accounting.gaussian_epsilon(z[:end], self.delta) for end in ends]
-        rough, steps = Composition(100 * pld.TOLERANCE), [Steps(value, self.rate, self.steps) for value in z]
-        return ends, [accounting.compose(steps[:end], self.delta, rough) for end in ends]
-
-    def data(self) -> dict[str, Any]:
-        return {**vars(self), "steps_per_epoch": self.steps, "sampling_rate": self.rate}
-
-    def lines(self) -> list[str]:
-        size = f"{self.examples} examples, {self.batch} in a step, {self.workers} workers, {self.micro_batches} "
-        return [
-            f"  training        {size}micro-batches per worker, unit {self.unit}",
-            f"  sampling        {self.sampling}, sampling rate {self.rate:.6g}",
-            f"  steps           {self.steps} per epoch, {self.epochs} epochs",
-        ]
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """Noise multipliers by epoch, and what they amount to."""
-
-    name: str
-    z: list[float]
-    report: Report
-
-    @property
-    def mean(self) -> float:
-        return math.fsum(self.z) / len(self.z)
-
-    def data(self, training: _Training) -> dict[str, Any]:
-        bounds = [{"epsilon": b.epsilon, "method": b.method, "neighbours": b.neighbours} for b in self.report.bounds]
-        return {
-            **({"decay": self.name} if self.name else {}),
-            "z0": self.z[0],
-            "last": self.z[-1],
-            "mean": self.mean,
-            "noise_std_first": training.noise_std(self.z[0]),
-            "noise_std_last": training.noise_std(self.z[-1]),
-            "noise_multipliers": self.z,
-            "bounds": bounds,
-        }
-
-
-def _training(args: argparse.Namespace) -> _Training:
+def _training(args: argparse.Namespace) -> Training:
     """Checks what one flag cannot know of the others."""
     parts = args.workers * args.micro_batches
     if args.batch > args.examples:
@@ -284,7 +201,7 @@ def _training(args: argparse.Namespace) -> _Training:
         args.refuse(f"argument --max-scale: is for --paper, got {args.max_scale:g} without it")
     if getattr(args, "paper", False) and args.unit == "example":
         args.refuse("argument --paper: is for --unit micro_batch, got --unit example")
-    return _Training(**{name: getattr(args, name) for name in _Training.__dataclass_fields__})
+    return Training(**{name: getattr(args, name) for name in Training.__dataclass_fields__})
 
 
 # -------------------------------------------------------------------- plot
@@ -298,7 +215,7 @@ def _figure_class(refuse: Callable[[str], NoReturn]) -> Any:
     return Figure
 
 
-def _plot(args: argparse.Namespace, training: _Training, plans: Sequence[_Schedule]) -> None:
+def _plot(args: argparse.Namespace, training: Training, plans: Sequence[Schedule]) -> None:
     figure = _figure_class(args.refuse)(figsize=(10, 4), layout="constrained")
     noise, spent = figure.subplots(1, 2)
     for plan in plans:

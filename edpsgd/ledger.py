@@ -15,6 +15,7 @@ import os
 import uuid
 import warnings
 import weakref
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,8 @@ class Ledger:
         """Pays for layer scales measured in a first step; 0 marks raw norms, which no noise covers."""
         self._append(Event("layer_norms", None, noise_multiplier, steps=1), durable=True)
 
-    def epsilon(self, delta: float) -> Bound:
-        """The tightest sound ε for what was recorded, with its conditions.
+    def epsilon(self, delta: float, events: Sequence[Event] | None = None) -> Bound:
+        """The tightest sound ε for what was recorded, with its conditions; or for other events of the same runs.
 
         Asked after every epoch, it takes up where it left off.
 
@@ -140,7 +141,7 @@ class Ledger:
             4.3772
         """
         self._composition = self._composition or Composition()
-        return bounds.bound(self.events, delta, self.runs, self._composition)
+        return bounds.bound(self.events if events is None else events, delta, self.runs, self._composition)
 
     def report(self, delta: float) -> Report:
         """All methods side by side, and what ε would be if every example were in every step."""

@@ -125,7 +125,7 @@ class PrivateOptimizer(OptimizerWrapper):
                 noise=noise,
                 noise_placement=noise_placement,
                 seed=seed,
-                divisor=batches.expected_batch if divisor is None and batches and unit == "example" else divisor,
+                divisor=divisor if batches is None or unit != "example" else divisor or batches.expected_batch,
                 compression=compression,
             )
             check_compression(self._collective, compression)
@@ -149,12 +149,12 @@ class PrivateOptimizer(OptimizerWrapper):
 
     @property
     def batches(self) -> Batches | None:
-        """The sampler that vouches for the batching."""
+        """The sampler that vouches for the batching, if there is one."""
         return self._books.batches
 
     @property
     def epoch(self) -> int | None:
-        """What set_epoch said last, also before a checkpoint was written."""
+        """What set_epoch said last; of a checkpoint, if one was loaded."""
         return self._epoch
 
     def epsilon(self, delta: float) -> Bound:

@@ -257,7 +257,7 @@ class PoissonBatches(Batches):
     Args:
         examples: the data set or its size, over all workers.
         sampling_rate: q.
-        steps_per_epoch: the length of what set_epoch counts; round(1/q) if None.
+        steps_per_epoch: the length of what set_epoch counts; 1/q, rounded up, if None.
         unit: "micro_batch", or "example" for PrivateOptimizer(unit="example"): a worker's draw is then one batch, of
             which every example is to be a micro-batch of its own.
         micro_batches: K, how many batches a worker's draw is split into; an example is always in the same one.
@@ -296,7 +296,7 @@ class PoissonBatches(Batches):
         if self.unit == "example" and self._slots != 1:
             raise ValueError("micro_batches is for unit='micro_batch'; with unit='example' it follows the draw")
         self.sampling_rate = float(q)
-        self.steps_per_epoch = round(1 / q) if self._steps is None else self._steps
+        self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._steps is None else self._steps
         _check_count("steps_per_epoch", self.steps_per_epoch)
         self.micro_batches = None if self.unit == "example" else self._slots
         return super()._prepare()  # each worker keeps its secret to itself

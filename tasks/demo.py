@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import edpsgd
+from edpsgd import accounting, card
 
 PATTERNS = {
     "call": ["call {name}", "ring {name} at {number}", "call my parents at {number}", "phone {name} now"],
@@ -33,7 +34,9 @@ INTENTS = list(PATTERNS)
 WORDS = sorted(
     {w for ps in PATTERNS.values() for p in ps for w in p.split()} | {w for f in FILLERS.values() for w in f}
 )
-LENGTH, MICRO_BATCH, K, EPOCHS = 8, 8, 16, 12
+LENGTH, EXAMPLES, EPOCHS = 8, 12_288, 12
+RATE, K = 1 / 48, 16  # each utterance joins a step with this probability; micro-batches of a worker in a step
+EPSILON, DELTA, DECAY = 8.0, 1e-5, edpsgd.LinearDecay(0.1)
 
 
 def generate(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,56 +76,64 @@ def say(text: str = "") -> None:
         print(text, flush=True)
 
 
-def train(private: bool, ledger: Path) -> tuple[float, float, torch.optim.Optimizer]:
-    """One training; returns test accuracy, seconds and the optimizer."""
+def train(noise: float, folder: Path | None) -> tuple[float, float, edpsgd.PrivateOptimizer]:
+    """One training; returns test accuracy, seconds and the optimizer. With a folder it has a budget and a ledger."""
     torch.manual_seed(0)
     model = Classifier()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    words, intents = (part[hvd.rank() :: hvd.size()] for part in generate(12_288, seed=1))  # a fixed share each
+    words, intents = generate(EXAMPLES, seed=1)
     test = generate(4_000, seed=2)
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    settings = {"noise_decay": edpsgd.LinearDecay(0.1), "ledger": ledger} if private else {}
+    batches = edpsgd.PoissonBatches(EXAMPLES, RATE, micro_batches=K)
+    private = {} if folder is None else {"budget": edpsgd.Budget(EPSILON, DELTA), "ledger": folder / "ledger.jsonl"}
     optimizer = edpsgd.PrivateOptimizer(
-        optimizer, model.named_parameters(), clip_norm=1.0, noise_multiplier=0.8 if private else 0.0, **settings
+        torch.optim.Adam(model.parameters(), lr=0.05),
+        model.named_parameters(),
+        clip_norm=1.0,
+        noise_multiplier=noise,
+        noise_decay=DECAY,
+        batches=batches,
+        **private,
     )
     start = time.perf_counter()
     for epoch in range(EPOCHS):
         optimizer.set_epoch(epoch)
-        steps = torch.randperm(len(words)).view(-1, K, MICRO_BATCH)  # every example once, the same number of steps
-        for micro_batches in steps:
-            for rows in micro_batches:
+        for number, rows in enumerate(batches, 1):
+            if rows:
                 nn.functional.cross_entropy(model(words[rows]), intents[rows]).backward()
+            if number % K:
                 optimizer.accumulate()
-            optimizer.step()
-        noise = optimizer.ledger.events[-1].noise_multiplier
+            else:
+                optimizer.step()
+        cost = f"ε {float(optimizer.epsilon(DELTA)):5.2f}   " if folder else ""
         say(
-            f"  epoch {epoch + 1:2d}/{EPOCHS}   noise multiplier {noise:.3f}   "
-            f"test accuracy {accuracy(model, *test):5.1f} %   {time.perf_counter() - start:4.1f} s"
+            f"  epoch {epoch + 1:2d}/{EPOCHS}   {cost}test accuracy {accuracy(model, *test):5.1f} %   "
+            f"{time.perf_counter() - start:4.1f} s"
         )
     return accuracy(model, *test), time.perf_counter() - start, optimizer
 
 
 def main() -> None:
-    """Trains privately and not, and prints what came of it."""
+    """Plans the noise, trains with it and without, and prints what came of it."""
     hvd.init()
     torch.set_num_threads(1)
     folder = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     if hvd.rank() == 0:
         folder.mkdir(parents=True)
-    say(f"eDP-SGD on {hvd.size()} Horovod workers, {K} micro-batches of {MICRO_BATCH} utterances each per step")
-    private_accuracy, private_seconds, optimizer = train(private=True, ledger=folder / "ledger.jsonl")
+    steps = round(1 / RATE)
+    noise = accounting.calibrate(EPSILON, DELTA, EPOCHS, DECAY, sampling_rate=RATE, steps_per_epoch=steps)
+    say(f"eDP-SGD on {hvd.size()} Horovod workers: {EXAMPLES} utterances, {EPOCHS} epochs of {steps} steps")
+    say(f"ε = {EPSILON:g} at δ = {DELTA:g} needs a noise multiplier of {noise:.3f} in the first epoch")
+    private_accuracy, private_seconds, optimizer = train(noise, folder)
     say("the same without noise")
-    plain_accuracy, plain_seconds, _ = train(private=False, ledger=folder / "unused")
-    events = optimizer.ledger.events
+    plain_accuracy, plain_seconds, _ = train(0.0, None)
     say()
     say("                 test accuracy      time")
     say(f"  private             {private_accuracy:5.1f} %   {private_seconds:5.1f} s")
     say(f"  without noise       {plain_accuracy:5.1f} %   {plain_seconds:5.1f} s")
     say()
-    say(f"ledger: {folder / 'ledger.jsonl'}")
-    say(f"  {sum(e.steps for e in events)} steps in {len(events)} passes over the data, clip norm 1.0, sharded noise")
-    say(f"  noise multiplier from {events[0].noise_multiplier:.3f} down to {events[-1].noise_multiplier:.3f}")
-    say("  protects one utterance; that none is in two steps of a pass is the script's word (batching: unvouched)")
+    if hvd.rank() == 0:
+        say(card.write(folder, optimizer.ledger, DELTA, {"test accuracy": round(private_accuracy, 1)}).markdown())
+    say(f"ledger and card: {folder}")
 
 
 if __name__ == "__main__":

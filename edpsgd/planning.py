@@ -1,0 +1,100 @@
+"""What a training that has not happened yet would cost: for the ``edpsgd`` command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edpsgd import accounting, pld
+from edpsgd.bounds import Report, report
+from edpsgd.events import Event
+from edpsgd.noise import Decay
+from edpsgd.pld import Composition, Steps
+
+_CURVE_POINTS = 20
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a planned training looks like from outside."""
+
+    delta: float
+    examples: int
+    batch: int
+    epochs: int
+    workers: int
+    micro_batches: int
+    sampling: str
+    unit: str
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return math.ceil(self.examples / self.batch)
+
+    @property
+    def rate(self) -> float:
+        """The share of the examples that a step uses; with Poisson sampling, the probability of each."""
+        return self.batch / self.examples
+
+    def noise_std(self, z: float) -> float:
+        """Per coordinate of the mean gradient, at clip norm 1: sensitivity times z over the divisor (sections 2, 3)."""
+        return z / self.batch if self.unit == "example" else 2 * z / (self.workers * self.micro_batches)
+
+    def schedule(self, name: str, z0: float, decay: Decay | None) -> Schedule:
+        """Noise that begins with z0, and its ε by every method."""
+        z = [z0 * factor for factor in accounting.decay_factors(self.epochs, decay)]
+        rate = self.rate if self.sampling == "poisson" else None
+        events = [Event("gradients", t, value, self.steps, self.sampling, rate) for t, value in enumerate(z)]
+        return Schedule(name, z, report(events, self.delta, [{"unit": self.unit}]))
+
+    def cumulative(self, z: Sequence[float]) -> tuple[list[int], list[float]]:
+        """ε after some of the epochs, for a curve: with Poisson sampling not to the last digit."""
+        ends = sorted({math.ceil(self.epochs * i / _CURVE_POINTS) for i in range(1, _CURVE_POINTS + 1)})
+        if self.sampling == "shuffled":
+            return ends, [accounting.gaussian_epsilon(z[:end], self.delta) for end in ends]
+        rough, steps = Composition(100 * pld.TOLERANCE), [Steps(value, self.rate, self.steps) for value in z]
+        return ends, [accounting.compose(steps[:end], self.delta, rough) for end in ends]
+
+    def data(self) -> dict[str, Any]:
+        """All of it, JSON-ready."""
+        return {**vars(self), "steps_per_epoch": self.steps, "sampling_rate": self.rate}
+
+    def lines(self) -> list[str]:
+        """The same, to print."""
+        size = f"{self.examples} examples, {self.batch} in a step, {self.workers} workers, {self.micro_batches} "
+        return [
+            f"  training        {size}micro-batches per worker, unit {self.unit}",
+            f"  sampling        {self.sampling}, sampling rate {self.rate:.6g}",
+            f"  steps           {self.steps} per epoch, {self.epochs} epochs",
+        ]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Noise multipliers by epoch, and what they amount to."""
+
+    name: str
+    z: list[float]
+    report: Report
+
+    @property
+    def mean(self) -> float:
+        """Of the multipliers."""
+        return math.fsum(self.z) / len(self.z)
+
+    def data(self, training: Training) -> dict[str, Any]:
+        """All of it, JSON-ready."""
+        bounds = [{"epsilon": b.epsilon, "method": b.method, "neighbours": b.neighbours} for b in self.report.bounds]
+        return {
+            **({"decay": self.name} if self.name else {}),
+            "z0": self.z[0],
+            "last": self.z[-1],
+            "mean": self.mean,
+            "noise_std_first": training.noise_std(self.z[0]),
+            "noise_std_last": training.noise_std(self.z[-1]),
+            "noise_multipliers": self.z,
+            "bounds": bounds,
+        }
