@@ -28,6 +28,7 @@ lint: env
 
 bench: env
 	python -m benchmarks.step_time
+	python -m benchmarks.accounting
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -183,6 +183,12 @@ class Ledger:
             self._is_closed = True
             self._file.close()
 
+    def __del__(self) -> None:
+        """A ledger that nobody holds any more gets no more charges: its exact step count can be written."""
+        file = getattr(self, "_file", None)
+        if file is not None and file.is_own:
+            self.close()
+
     def _is_unused(self) -> bool:
         return not any(event.steps for event in self.events)
 

@@ -131,8 +131,8 @@ class PrivateOptimizer(OptimizerWrapper):
             check_compression(self._collective, compression)
             self._set_up()
             checks.check_no_ddp(list(self._layers.parameters.values()))
-            layers = {**describe_parameters(self._named), "the trained parameters": self._layers.description}
-            return {**self._run(batches), **layers, "budget": repr(budget)}
+            trained = {"the trained parameters": self._layers.description, "budget": repr(budget)}
+            return {**self._run(batches), **describe_parameters(self._named), **trained}
 
         # All workers fail together: one that raised alone would leave the others waiting.
         agreement.check_alike(agreement.together(self._collective, prepare))
@@ -166,8 +166,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def set_epoch(self, epoch: int) -> None:
         """Says that a new pass over the data begins: the noise decays by epochs, and the ledger counts them.
 
-        Given ``batches``, the sampler begins its pass too; after a checkpoint was loaded that was written in the middle
-        of this epoch, the two go on where they were.
+        The sampler begins a pass too or, if a checkpoint of the middle of this epoch was loaded, goes on where it was.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
@@ -441,8 +440,8 @@ class PrivateOptimizer(OptimizerWrapper):
         self._start_step()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_inner", "_named", "_settings", "_collective", "_books")
-        return {**{name: getattr(self, name) for name in kept}, "own": self._own_state()}
+        kept = {name: getattr(self, name) for name in ("_inner", "_named", "_settings", "_collective", "_books")}
+        return {**kept, "own": self._own_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = state.pop("own")

@@ -54,7 +54,7 @@ class Composition:
 
     Example:
         >>> f"{Composition().epsilon([Steps(1.0, 0.01, 1000)], delta=1e-5):.3f}"
-        '1.829'
+        '1.828'
     """
 
     def __init__(self, tolerance: float = TOLERANCE, patience: float = _COSTLY) -> None:

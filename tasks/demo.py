@@ -36,7 +36,7 @@ WORDS = sorted(
 )
 LENGTH, EXAMPLES, EPOCHS = 8, 12_288, 12
 RATE, K = 1 / 48, 16  # each utterance joins a step with this probability; micro-batches of a worker in a step
-EPSILON, DELTA, DECAY = 8.0, 1e-5, edpsgd.LinearDecay(0.1)
+EPSILON, DELTA, DECAY = 3.0, 1e-5, edpsgd.LinearDecay(0.1)
 
 
 def generate(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

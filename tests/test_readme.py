@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import edpsgd
 from benchmarks.step_time import readme_table
+from edpsgd import accounting, cli
 from tests.test_launchers import command, environment
 
 ROOT = Path(__file__).parent.parent
@@ -65,4 +67,29 @@ def test_the_script_runs(tmp_path, launcher) -> None:
     ends = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
     assert len(ends) == (1 if launcher == "python" else 2), done.stdout + done.stderr
     assert ends == [ends[0]] * len(ends)  # the workers hold the same model
-    assert ends[0]["steps"] == [10, 10, 10]
+    assert ends[0]["steps"] == 3 * [20 if launcher == "python" else 10]
+    printed = re.search(r"print\(optimizer.epsilon.*# (.*)", script)
+    assert printed is not None
+    assert printed[1] in done.stdout
+
+
+def test_the_accounting_example_and_the_plan_above_it() -> None:
+    """The figures of the table are those of the command, rounded up."""
+    found = re.search(r"```python\n(from edpsgd import LinearDecay.*?)\n(accounting.poisson.*?)  #", README, re.DOTALL)
+    assert found is not None
+    names: dict = {}
+    exec(found[1], names)
+    assert 0.99 * 8 < eval(found[2], names) <= 8
+    table = re.search(r"\| ([\d.]+) \(zCDP: ([\d.]+)\) \|\n.*\| ([\d.]+) \|\n", README)
+    assert table is not None
+    shuffled, zcdp, poisson = (float(figure) for figure in table.groups())
+    decay = edpsgd.LinearDecay(0.05)
+    assert 0 < shuffled - accounting.calibrate(8.0, 1e-6, 20, decay) < 0.01
+    assert 0 < zcdp - accounting.calibrate(8.0, 1e-6, 20, decay, method="zcdp") < 0.01
+    assert 0 < poisson - names["z0"] < 0.01
+
+
+@pytest.mark.parametrize("line", re.findall(r"^edpsgd (?:plan|epsilon) .*$", README, re.MULTILINE))
+def test_the_commands_run(line, capsys) -> None:
+    assert cli.main(line.split()[1:]) == 0
+    assert "ε" in capsys.readouterr().out

@@ -304,6 +304,32 @@ def test_the_scales_step_is_one_of_the_samplers(workers) -> None:
     assert float(optimizer.epsilon(DELTA)) == pytest.approx(accounting.gaussian_epsilon([1.0, 2.0], DELTA))
 
 
+def test_paper_noise_is_accounted_with_its_real_multiplier(workers) -> None:
+    """2·√N·max α lower than what the published algorithm claims (privacy.md section 3)."""
+    model = Bag()
+    batches = edpsgd.ShuffledBatches(4 * workers.size, 4)
+    scales = {"p0": 1.0, "p1": 2.0, "p2": 4.0}
+    optimizer = private(model, noise="paper", layer_scaling=scales, batches=batches)
+    optimizer.set_epoch(0)
+    train(model, optimizer, batches)
+    real = 1.0 / (2 * np.sqrt(workers.size) * 4 / np.sqrt(7))
+    assert float(optimizer.epsilon(DELTA)) == pytest.approx(accounting.gaussian_epsilon([real], DELTA), rel=1e-9)
+
+
+def test_every_condition_is_printed(workers) -> None:
+    model = Bag()
+    optimizer = private(model, seed=1, layer_scaling=edpsgd.FirstStepNorms())
+    optimizer.set_epoch(0)
+    for _ in range(3):
+        set_gradients(model, 1.0)
+        optimizer.step()
+    printed = str(optimizer.epsilon(DELTA))
+    for condition in ("no sampler vouches", "raw first-step norms", "a given seed"):
+        assert condition in printed
+    worst = optimizer.ledger.report(DELTA).bounds[-1]
+    assert worst.epsilon == pytest.approx(accounting.gaussian_epsilon([1.0] * 2, DELTA))  # both steps
+
+
 # -------------------------------------------------------------------- budget
 
 

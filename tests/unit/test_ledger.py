@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import gc
 import json
 import os
 import pickle
@@ -477,3 +478,15 @@ def test_epsilon_of_a_file_is_that_of_the_run(tmp_path) -> None:
     found = edpsgd.Ledger.read(path)
     assert float(found.epsilon(1e-5)) == pytest.approx(float(optimizer.epsilon(1e-5)), rel=1e-9)
     assert found.report(1e-5).bounds[0] == found.epsilon(1e-5)
+
+
+def test_a_ledger_that_nobody_holds_any_more_has_the_exact_count(tmp_path) -> None:
+    def train() -> None:
+        optimizer = private(Bag((5,)), ledger=tmp_path / "ledger.jsonl")
+        optimizer.set_epoch(0)
+        for _ in range(3):
+            optimizer.step()
+
+    train()
+    gc.collect()
+    assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [3]
