@@ -66,7 +66,7 @@ def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:
     result, error = None, None
     try:
         result = prepare()
-    except (ValueError, OSError) as failure:
+    except Exception as failure:
         error = failure
     answers = collective.gather((result, None if error is None else str(error)))
     if error is not None:

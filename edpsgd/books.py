@@ -8,7 +8,7 @@ from typing import Any
 from edpsgd import agreement
 from edpsgd.budget import Allowance, Budget
 from edpsgd.collectives import Collective
-from edpsgd.events import Event
+from edpsgd.events import Event, LedgerError
 from edpsgd.ledger import Ledger
 from edpsgd.sampling import Batches
 
@@ -25,8 +25,10 @@ class Books:
         budget: Budget | None,
     ) -> None:
         self.ledger, self.batches, self.budget = Ledger(), batches, budget
-        self._pass = 0 if batches is None else batches.passes
+        self._moves = 0 if batches is None else batches.moves
         self._resumed = False
+        self._failure: OSError | None = None
+        self._is_alone = collective.size == 1
         self._open(collective, path, run)
         self._allowance = Allowance(budget, self.ledger) if budget else None
 
@@ -46,13 +48,19 @@ class Books:
 
     def open_epoch(self, epoch: int) -> None:
         """A new pass: a new event, or the rest of the one in which a checkpoint was written."""
-        rest = self.batches is not None and self._resumed and self.batches.epoch == epoch and self._is_inside()
-        self._resumed = False
-        if self.batches is not None and not rest:
+        is_rest = self._resumed and self.batches is not None and self.batches.epoch == epoch and self._is_inside()
+        self._resumed, self._failure = False, None
+        if is_rest and self.ledger.is_open:
+            return
+        if self.batches is not None:
             self.batches.set_epoch(epoch)
-            self._pass = self.batches.passes
-        open_event = self.ledger.continue_epoch if rest else self.ledger.open_epoch
-        open_event(epoch, *self._batching())
+            self._moves = self.batches.moves
+        try:
+            self.ledger.open_epoch(epoch, *self._batching())
+        except OSError as error:
+            if self._is_alone:
+                raise
+            self._failure = error  # only worker 0 knows; the next step tells all of them
 
     def _is_inside(self) -> bool:
         return self.batches is not None and 0 < self.batches.position < self.batches.steps_per_epoch
@@ -66,14 +74,14 @@ class Books:
 
     def refusal(self, noise_multiplier: float, closed: int, epoch: int | None) -> Exception | None:
         """Why the step must not be taken, if it must not."""
-        outside = self._outside(closed)
+        outside = self._failure or self._outside(closed)
         if outside is not None or self._allowance is None:
             return outside
         return self._allowance.refusal(noise_multiplier, self._next_event(epoch), self._remaining())
 
     def refusal_of_layer_norms(self, noise_multiplier: float, closed: int) -> Exception | None:
         """The same for a step that measures scales."""
-        outside = self._outside(closed)
+        outside = self._failure or self._outside(closed)
         if outside is not None or self._allowance is None:
             return outside
         return self._allowance.refusal_of_layer_norms(noise_multiplier)
@@ -82,8 +90,11 @@ class Books:
         """Steps outside of what the sampler produced break what it vouches for."""
         if self.batches is None:
             return None
-        if self._pass != self.batches.passes:
-            return RuntimeError("batches.set_epoch() was called: call optimizer.set_epoch() instead, which does both")
+        if self._moves != self.batches.moves:
+            return RuntimeError(
+                "set_epoch() or load_state_dict() of the sampler was called: call optimizer.set_epoch() and "
+                "optimizer.load_state_dict() instead, which do both"
+            )
         reason = self.batches.refusal(closed)
         return None if reason is None else RuntimeError(f"step refused: {reason}")
 
@@ -97,21 +108,26 @@ class Books:
     def _remaining(self) -> int | None:
         return None if self.batches is None else self.batches.steps_per_epoch - self.batches.position
 
-    def charge(self, noise_multiplier: float, epoch: int | None) -> None:
-        """Pays for a step."""
-        if not self.ledger.is_open:
-            open_event = self.ledger.continue_epoch if self._resumed else self.ledger.open_epoch
-            open_event(self._numbered(epoch), *self._batching())
-            self._resumed = False
-        self.ledger.charge(noise_multiplier)
-        self._take()
+    def charge(self, noise_multiplier: float, epoch: int | None) -> Exception | None:
+        """Pays for a step; an error if the entry could not be written, which only worker 0 knows."""
+        try:
+            if not self.ledger.is_open:
+                self.ledger.open_epoch(self._numbered(epoch), *self._batching())
+            self.ledger.charge(noise_multiplier)
+        except (OSError, LedgerError) as error:
+            return error
+        return None
 
-    def charge_layer_norms(self, noise_multiplier: float) -> None:
-        """Pays for measured scales."""
-        self.ledger.charge_layer_norms(noise_multiplier)
-        self._take()
+    def charge_layer_norms(self, noise_multiplier: float) -> Exception | None:
+        """The same for measured scales."""
+        try:
+            self.ledger.charge_layer_norms(noise_multiplier)
+        except (OSError, LedgerError) as error:
+            return error
+        return None
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Notes that all workers have taken the step."""
         if self.batches is not None:
             self.batches.take()
 
@@ -126,8 +142,13 @@ class Books:
         self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
         if self.batches is not None and "batches" in state:
             self.batches.load_state_dict(state["batches"])
-            self._pass = self.batches.passes
-            self._resumed = True
+            self._moves = self.batches.moves
+
+    def resume(self) -> None:
+        """After a checkpoint was loaded: goes on with the event in the middle of which it was written."""
+        self._resumed, self._failure = True, None
+        if self.batches is not None and self._is_inside():
+            self.ledger.continue_epoch(self.batches.epoch, *self._batching())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

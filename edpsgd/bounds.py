@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_UP, Decimal
 from typing import Any
 
@@ -18,7 +18,10 @@ _UNVOUCHED = (
 )
 _RAW_SCALES = "the layer scales are raw first-step norms: a release of private data that no noise covers, and not in ε"
 _SEEDED = "the noise comes from a given seed: it holds only while the seed is secret, and is used for no other run"
-_SEEDED_SAMPLING = "the batches come from a given seed: it holds only while the seed is secret"
+_SEEDED_SAMPLING = (
+    "the batches come from a given seed: it holds only while the seed is secret, and is used for no other run and for "
+    "no step that was run again"
+)
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,11 @@ def report(
     """All methods side by side, and what it would be if every example were in every step."""
     charged, first = _charged(events), bound(events, delta, runs, composition)
     worst = accounting.gaussian_epsilon(_every_step(charged), delta)
-    last = Bound(worst, delta, "exact Gaussian, every example in every step", first.neighbours)
+    others = tuple(condition for condition in first.conditions if condition != _UNVOUCHED)
+    last = Bound(worst, delta, "exact Gaussian, every example in every step", first.neighbours, others)
     if _batching(charged) == "poisson":
-        by_rdp = Bound(accounting.rdp_epsilon(_steps(charged), delta), delta, "RDP, Poisson sampling", first.neighbours)
-        return Report((first, by_rdp, last))
+        epsilon = accounting.rdp_epsilon(_steps(charged), delta)
+        return Report((first, replace(first, epsilon=epsilon, method="RDP, Poisson sampling"), last))
     passes = _passes(charged)
     zcdp = accounting.zcdp_epsilon(accounting.zcdp_rho(passes), delta)
     bounds = [first, Bound(zcdp, delta, "zCDP, as in the paper", first.neighbours, first.conditions)]

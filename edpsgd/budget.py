@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from edpsgd.bounds import format_epsilon
 from edpsgd.events import Event
 from edpsgd.ledger import Ledger
 
@@ -90,9 +89,9 @@ class Allowance:
         return self._ledger.epsilon(self._budget.delta, events).epsilon <= self._budget.epsilon
 
     def _exhausted(self) -> BudgetExhausted:
-        spent = self._ledger.epsilon(self._budget.delta).epsilon
+        spent = self._ledger.epsilon(self._budget.delta)
         return BudgetExhausted(
             f"the next step would exceed the budget of ε = {self._budget.epsilon:g} at δ = {self._budget.delta:g}; "
-            f"spent so far: ε = {format_epsilon(spent)}. Nothing of the step was released, and the model of the "
-            "last paid step can be used"
+            "nothing of it was released, and the model of the last paid step can be used. Spent so far: "
+            f"{spent}"
         )

@@ -223,18 +223,20 @@ def _sampling(batches: Mapping[str, Any] | None, released: Sequence[Event]) -> s
             else ("set_epoch was not called, so every step counts as if all examples were in it.")
         )
         return f"No sampler vouches for the batches: {word}"
+    mixed = any(e.batching == "unvouched" for e in released if e.kind == "gradients")
+    vouched = "the sampler vouches for it" + (" in the last run, and nobody for earlier ones" if mixed else "")
     size = batches.get("batch_size")
     per_step = batches.get("micro_batches")
     common = f"{batches.get('examples')} examples, {batches.get('steps_per_epoch')} steps in an epoch"
     split = "every example a micro-batch of its own" if per_step is None else f"{per_step} micro-batches per worker"
     if batches.get("kind") == "poisson":
-        rate = batches.get("sampling_rate")
+        rate = batches.get("sampling_rate") or math.nan
         return (
-            f"Poisson: every example joins every step with probability {rate}, independently of all others; the "
-            f"sampler vouches for it. {common}, {split} in a step."
+            f"Poisson: every example joins every step with probability {rate:.6g}, independently of all others; "
+            f"{vouched}. {common}, {split} in a step."
         )
     return (
-        f"Shuffled: every example is in one step of an epoch, in a new order each time; the sampler vouches for it. "
+        f"Shuffled: every example is in one step of an epoch, in a new order each time; {vouched}. "
         f"{common}, {split} in a step, of {size} examples each."
     )
 
@@ -301,8 +303,8 @@ def _trust(run: Mapping[str, Any]) -> str:
     if placement == "per_worker":
         return (
             f"{who} Each of the N workers adds its part of the noise to all coordinates. ε holds for the sum: a single "
-            "message before the sum is protected with multiplier z/√N only, and c workers who collude know c/N of the "
-            "noise variance."
+            "message before the sum is protected with the accounted multiplier over √N only, and c workers who collude "
+            "know c/N of the noise variance."
         )
     return who
 

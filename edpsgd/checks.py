@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from edpsgd.budget import Budget
+from edpsgd.collectives import Collective
 from edpsgd.sampling import Batches
 
 
@@ -142,16 +144,28 @@ def check_known(scaling: Mapping[str, float], named: Mapping[str, torch.Tensor])
         raise ValueError(f"layer_scaling names parameters that do not exist: {', '.join(unknown[:5])}")
 
 
-def check_books(batches: object, budget: object, unit: str) -> None:
-    """Refuses a sampler or budget of the wrong kind, and a sampler whose batches do not fit the unit."""
+def check_books(batches: object, budget: object, unit: str, ledger: object, collective: Collective) -> None:
+    """Refuses a sampler, budget or ledger of the wrong kind, and a sampler that does not fit the unit or the worker."""
+    if ledger is not None and not isinstance(ledger, str | os.PathLike):
+        raise ValueError(f"ledger must be None or a path, got {ledger!r}")
     if budget is not None and not isinstance(budget, Budget):
         raise ValueError(f"budget must be None or edpsgd.Budget(epsilon, delta), got {budget!r}")
     if batches is None:
         return
     if not isinstance(batches, Batches):
         raise ValueError(f"batches must be None, ShuffledBatches or PoissonBatches, got {type(batches).__name__}")
+    check_place(batches, collective)
     if not batches.fits(unit):
         raise ValueError(
             f"unit={unit!r} does not fit the sampler: with unit='example' use PoissonBatches(unit='example') or "
             "ShuffledBatches(batch_size=1), with unit='micro_batch' PoissonBatches(unit='micro_batch')"
+        )
+
+
+def check_place(batches: Batches | None, collective: Collective) -> None:
+    """Refuses a sampler of another worker: two workers would use the same examples."""
+    if batches is not None and not batches.belongs_to(collective):
+        raise ValueError(
+            f"the sampler was made for another worker than {collective.rank} of {collective.size}, this one: make it "
+            "on each worker, after hvd.init() or init_process_group(), with the same collective as the optimizer"
         )

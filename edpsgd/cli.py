@@ -92,7 +92,8 @@ def _plan(args: argparse.Namespace) -> str:
         return _json({**target, "comparison": [plan.data(training) for plan in compared], "notes": notes})
     head = [f"ε = {args.epsilon:g} at δ = {training.delta:g} needs noise multiplier z0 = {_up(main_plan.z[0])}"]
     parts = [*head, *training.lines(), f"  decay           {chosen}", "", *_epoch_lines(main_plan.z), ""]
-    return "\n".join([*parts, *_comparison(compared, training), "", *notes]).rstrip()
+    neighbours = f"  neighbours: {main_plan.report.bounds[0].neighbours}"
+    return "\n".join([*parts, *_comparison(compared, training), neighbours, "", *notes]).rstrip()
 
 
 def _planned(

@@ -178,10 +178,11 @@ class Ledger:
 
     def close(self) -> None:
         """Writes the exact step count and lets go of the file, which then takes no more charges; done at exit too."""
-        if self._file is not None and not self._is_closed:
+        if not self._is_closed:
             self._end_event()
             self._is_closed = True
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
     def __del__(self) -> None:
         """A ledger that nobody holds any more gets no more charges: its exact step count can be written."""

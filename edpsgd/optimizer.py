@@ -57,7 +57,7 @@ class PrivateOptimizer(OptimizerWrapper):
         compression: None, "fp16" or (torch.distributed only) "bf16" on the wire; needs per-worker noise.
         ledger: a file that records every step before it is released; continued if it exists. In memory without.
         batches: the ``ShuffledBatches`` or ``PoissonBatches`` that the training draws from. It vouches for the batching
-            in the ledger, and steps that it did not produce are refused. Without one, batching is your word.
+            in the ledger, and steps that do not match its batches are refused. Without one, batching is your word.
         budget: ``Budget(epsilon, delta)``; the step that would exceed it raises ``BudgetExhausted`` on all workers.
 
     Attributes:
@@ -114,7 +114,7 @@ class PrivateOptimizer(OptimizerWrapper):
             checks.check_inner(optimizer)
             super(PrivateOptimizer, self).__init__(optimizer)
             self._named = checks.named_layers(named_parameters)
-            checks.check_books(batches, budget, unit)
+            checks.check_books(batches, budget, unit, ledger, self._collective)
             self._settings = Settings(
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
@@ -260,10 +260,8 @@ class PrivateOptimizer(OptimizerWrapper):
         """
         workers, scales = self._collective.size, self._layers.scales or []
         z = self._settings.effective_noise(self._noise_multiplier, workers, self._closed, scales)
-        refusal = self._books.refusal(z, self._closed, self._epoch)
-        if refusal is None:
-            self._books.charge(z, self._epoch)
-        else:
+        refusal = self._books.refusal(z, self._closed, self._epoch) or self._books.charge(z, self._epoch)
+        if refusal is not None:
             self._layers.sum.clear()
         return refusal
 
@@ -292,10 +290,9 @@ class PrivateOptimizer(OptimizerWrapper):
         layers, workers = len(self._layers), self._collective.size
         message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
         z = self._first_step_norms.noise_multiplier or 0.0
-        refusal = self._books.refusal_of_layer_norms(z, self._closed)
+        refusal = self._books.refusal_of_layer_norms(z, self._closed) or self._books.charge_layer_norms(z)
         if refusal is None:
             message[:layers] += self._norm_sum
-            self._books.charge_layer_norms(z)
         std = self._first_step_norms.noise_std / math.sqrt(workers)
         self._source.stream(number, "layer norms").add_to(message[:layers], std)
         self._sum_over_workers([message], message[layers:], number, refusal)
@@ -339,6 +336,7 @@ class PrivateOptimizer(OptimizerWrapper):
         discarded = agreement.exchange(self._collective, tensors, tail, state, self._discarded, dtype)
         if refusal is not None:
             raise refusal
+        self._books.take()
         if discarded and not self.discarded:
             warnings.warn(
                 f"{discarded} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones "
@@ -432,6 +430,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
         if self._settings.seed is not None and not was_seeded:
             self.ledger.begin_run(self._run(self.batches), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
+        self._books.resume()
         self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy
         self._epoch, self._steps = state["epoch"], state["step"]
         self._noise_multiplier = self._settings.noise_at(self._epoch or 0)
@@ -447,5 +446,6 @@ class PrivateOptimizer(OptimizerWrapper):
         own = state.pop("own")
         self.__dict__.update(state)
         super().__setstate__({})
+        checks.check_place(self.batches, self._collective)
         self._set_up()
         self._load_own_state(own)

@@ -64,10 +64,11 @@ class Training:
 
     def lines(self) -> list[str]:
         """The same, to print."""
+        word = "sampling rate" if self.sampling == "poisson" else "share of the examples in a step"
         size = f"{self.examples} examples, {self.batch} in a step, {self.workers} workers, {self.micro_batches} "
         return [
             f"  training        {size}micro-batches per worker, unit {self.unit}",
-            f"  sampling        {self.sampling}, sampling rate {self.rate:.6g}",
+            f"  sampling        {self.sampling}, {word} {self.rate:.6g}",
             f"  steps           {self.steps} per epoch, {self.epochs} epochs",
         ]
 

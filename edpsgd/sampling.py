@@ -7,10 +7,12 @@ itself. So adding, removing or replacing an example never moves another one to a
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
+import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,8 @@ class Batches(Sampler[list[int]]):
         steps_per_epoch: public, and the same on all workers.
         sampling_rate: of Poisson sampling, else None.
         position: how many steps of this epoch the optimizer has taken.
-        passes: how often set_epoch was called.
+        passes: how often set_epoch was called, also before a checkpoint.
+        moves: how often set_epoch or load_state_dict was called on this object.
     """
 
     kind: str
@@ -40,14 +43,15 @@ class Batches(Sampler[list[int]]):
     micro_batches: int | None
     steps_per_epoch: int
 
-    def __init__(self, examples: int | Sized, collective: str | Collective, seed: int | None) -> None:
+    def __init__(self, examples: int | Sized, read_ahead: int, collective: str | Collective, seed: int | None) -> None:
         workers = resolve(collective)
         self._rank, self._workers = workers.rank, workers.size
         self.examples = len(examples) if isinstance(examples, Sized) else examples
-        self.seed = seed
-        self.epoch, self.position, self.passes = 0, 0, 0
+        self.seed, self.read_ahead = seed, read_ahead
+        self.epoch, self.position, self.passes, self.moves = 0, 0, 0, 0
+        self._begin, self._drawn = 0, 0  # position at the last set_epoch or load; batches handed out in this epoch
         self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(f"batches {seed}".encode()).digest()
-        self._produced: dict[int, int] = {}  # batches that were handed out, by step
+        self._sizes: dict[int, int] = {}  # of the draws that were handed out, by step
         answers = agreement.together(workers, self._prepare)
         agreement.check_alike([description for description, _ in answers])
         self._secret = answers[0][1] or self._secret
@@ -56,6 +60,7 @@ class Batches(Sampler[list[int]]):
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         """Checks the arguments; what the workers must agree on, and what worker 0 tells the others."""
         _check_count("examples", self.examples)
+        _check_count("read_ahead", self.read_ahead, least=0)
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ValueError(f"seed must be None or an int, got {self.seed!r}")
         return self.describe(), None
@@ -63,22 +68,29 @@ class Batches(Sampler[list[int]]):
     # ---------------------------------------------------------------- for the training loop
 
     def __len__(self) -> int:
-        """How many batches an iteration over the rest of the epoch gives."""
-        return (self.steps_per_epoch - self.position) * (self.micro_batches or 1)
+        """How many batches the epoch has, or the rest of it after a resume."""
+        return max(0, self.steps_per_epoch - self._begin) * (self.micro_batches or 1)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the steps that the optimizer has not taken yet, as lists of indices."""
+        if self.position >= self.steps_per_epoch:
+            raise RuntimeError(self._is_over())
+        self._drawn = self.position * (self.micro_batches or 1)
         for step in range(self.position, self.steps_per_epoch):
-            for number, batch in enumerate(self._draw(step), 1):
-                self._produced[step] = len(batch) if self.micro_batches is None else number
+            for batch in self._draw(step):
+                self._drawn += 1
+                self._sizes[step] = len(batch)
                 yield batch
 
     def set_epoch(self, epoch: int) -> None:
         """Begins a new pass. With ``PrivateOptimizer(batches=...)``, optimizer.set_epoch() does it."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
-        self.epoch, self.position, self.passes = epoch, 0, self.passes + 1
-        self._key, self._produced = self._epoch_key(), {}
+        self._move(epoch, 0, self.passes + 1)
+
+    def _move(self, epoch: int, position: int, passes: int) -> None:
+        self.epoch, self.position, self.passes, self.moves = epoch, position, passes, self.moves + 1
+        self._begin, self._drawn, self._sizes, self._key = position, 0, {}, self._epoch_key()
 
     @property
     def expected_batch(self) -> float:
@@ -91,20 +103,34 @@ class Batches(Sampler[list[int]]):
         """Whether its batches can be an optimizer's micro-batches, of one example each or of several."""
         raise NotImplementedError
 
+    def belongs_to(self, collective: Collective) -> bool:
+        """Whether it was made for this worker, and for as many."""
+        return (self._rank, self._workers) == (collective.rank, collective.size)
+
     def refusal(self, closed: int) -> str | None:
         """Why a step of so many micro-batches on this worker is not one that the sampler produced, if it is not."""
         if self.position >= self.steps_per_epoch:
-            return f"all {self.steps_per_epoch} steps of this epoch were taken: call optimizer.set_epoch() for the next"
-        produced = self._produced.get(self.position, 0 if self.micro_batches else None)
-        if produced is None or (self.micro_batches and produced < self.micro_batches):
+            return self._is_over()
+        ahead = self._drawn - (self.position + 1) * (self.micro_batches or 1)
+        if ahead < 0:
             return f"the sampler has not produced the batches of step {self.position}: take them from it"
-        if closed != (self.micro_batches or max(1, produced)):
-            return f"the step has {closed} micro-batches, and the sampler made {self.micro_batches or produced} for it"
+        expected = self.micro_batches or max(1, self._sizes[self.position])
+        if closed != expected:
+            return f"the step has {closed} micro-batches, and the sampler made {expected} for it"
+        if ahead > self.read_ahead:
+            return (
+                f"the sampler is {ahead} batches ahead. Every batch is a micro-batch of its own, an empty one too: "
+                "none may be skipped or added to another. If a DataLoader with num_workers reads ahead, say so to the "
+                "sampler: read_ahead=num_workers * prefetch_factor"
+            )
         return None
+
+    def _is_over(self) -> str:
+        return f"all {self.steps_per_epoch} steps of this epoch were taken: call optimizer.set_epoch() for the next"
 
     def take(self) -> None:
         """Notes that the optimizer has taken a step."""
-        self._produced.pop(self.position, None)
+        self._sizes.pop(self.position, None)
         self.position += 1
 
     def describe(self) -> dict[str, Any]:
@@ -132,8 +158,7 @@ class Batches(Sampler[list[int]]):
             raise ValueError(
                 "the checkpoint's sampler has another seed: give this one the same, or none if it had none"
             )
-        self.epoch, self.position, self.passes = state["epoch"], state["position"], state["passes"]
-        self._key, self._produced = self._epoch_key(), {}
+        self._move(state["epoch"], state["position"], state["passes"])
 
     def _epoch_key(self) -> bytes:
         raise NotImplementedError
@@ -160,6 +185,7 @@ class ShuffledBatches(Batches):
         examples: the data set or its size, over all workers.
         batch_size: examples in a micro-batch of one worker.
         micro_batches: K, how many batches a worker draws for a step; ``optimizer.accumulate()`` between them.
+        read_ahead: how many batches a DataLoader may draw before they are used, num_workers * prefetch_factor.
         collective: as for PrivateOptimizer; every worker makes its sampler.
         seed: None for a new order in every run.
 
@@ -178,11 +204,12 @@ class ShuffledBatches(Batches):
         batch_size: int,
         *,
         micro_batches: int = 1,
+        read_ahead: int = 0,
         collective: str | Collective = "auto",
         seed: int | None = None,
     ) -> None:
         self.batch_size, self.micro_batches = batch_size, micro_batches
-        super().__init__(examples, collective, seed)
+        super().__init__(examples, read_ahead, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         _check_count("examples", self.examples)
@@ -221,7 +248,7 @@ class ShuffledBatches(Batches):
                 "or from a checkpoint at the end of an epoch"
             )
         if not same and self.position:
-            self.position = self.steps_per_epoch  # the epoch was complete
+            self.position = self._begin = self.steps_per_epoch  # the epoch was complete
 
     def _layout(self) -> dict[str, int]:
         return {
@@ -261,6 +288,7 @@ class PoissonBatches(Batches):
         unit: "micro_batch", or "example" for PrivateOptimizer(unit="example"): a worker's draw is then one batch, of
             which every example is to be a micro-batch of its own.
         micro_batches: K, how many batches a worker's draw is split into; an example is always in the same one.
+        read_ahead: how many batches a DataLoader may draw before they are used, num_workers * prefetch_factor.
         collective: as for PrivateOptimizer.
         seed: None for secret draws. An int repeats them, for tests: ε holds only while it is secret.
 
@@ -271,6 +299,7 @@ class PoissonBatches(Batches):
     """
 
     kind = "poisson"
+    _process: int
 
     def __init__(
         self,
@@ -280,11 +309,12 @@ class PoissonBatches(Batches):
         steps_per_epoch: int | None = None,
         unit: str = "micro_batch",
         micro_batches: int = 1,
+        read_ahead: int = 0,
         collective: str | Collective = "auto",
         seed: int | None = None,
     ) -> None:
         self.sampling_rate, self.unit, self._slots, self._steps = sampling_rate, unit, micro_batches, steps_per_epoch
-        super().__init__(examples, collective, seed)
+        super().__init__(examples, read_ahead, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         q = self.sampling_rate
@@ -299,6 +329,7 @@ class PoissonBatches(Batches):
         self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._steps is None else self._steps
         _check_count("steps_per_epoch", self.steps_per_epoch)
         self.micro_batches = None if self.unit == "example" else self._slots
+        self._process = os.getpid()
         return super()._prepare()  # each worker keeps its secret to itself
 
     @property
@@ -319,19 +350,31 @@ class PoissonBatches(Batches):
         return hashlib.blake2b(f"pass {self.passes}".encode(), key=self._secret, digest_size=32).digest()
 
     def _draw(self, step: int) -> list[list[int]]:
+        if self._process != os.getpid():  # a forked process must not draw the same
+            self._renew_secret()
+            self._process, self._key = os.getpid(), self._epoch_key()
         chosen = np.flatnonzero(self._generator(f"step {step}").random(self._shard()) < (self.sampling_rate or 0.0))
         number = self.micro_batches or 1
         slots = [chosen[chosen % number == slot] for slot in range(number)]  # fixed by the example's own index
         return [[int(i) * self._workers + self._rank for i in slot] for slot in slots]
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where another sampler stood; without a seed, with draws of its own."""
+        self._renew_secret()
+        super().load_state_dict(state)
+
+    def _renew_secret(self) -> None:
+        if self.seed is None:
+            self._process, self._secret = os.getpid(), secrets.token_bytes(32)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_secret" or self.seed is not None}
+        secret = ("_secret", "_key") if self.seed is None else ()
+        return {name: value for name, value in self.__dict__.items() if name not in secret}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.seed is None:
-            self._secret = secrets.token_bytes(32)
-            self._key = self._epoch_key()
+        self._renew_secret()
+        self._key = self._epoch_key()
 
 
 class Collate:
@@ -360,18 +403,21 @@ def _emptied(batch: Any) -> Any:
     """The batch without its one example, in the same structure."""
     if isinstance(batch, torch.Tensor):
         return batch[:0] if batch.dim() else batch.new_empty(0)
-    if isinstance(batch, Mapping):
-        emptied = {name: _emptied(value) for name, value in batch.items()}
-        return emptied if type(batch) is dict else type(batch)(emptied)  # type: ignore[call-arg]
+    if isinstance(batch, MutableMapping):
+        emptied = copy.copy(batch)
+        emptied.update({name: _emptied(value) for name, value in batch.items()})
+        return emptied
     if isinstance(batch, tuple):
         parts = [_emptied(part) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
+    if isinstance(batch, list):
         has_parts = any(isinstance(part, torch.Tensor | Mapping | tuple | list) for part in batch)
         return [_emptied(part) for part in batch] if has_parts else []
-    return batch
+    if isinstance(batch, str | int | float):
+        return type(batch)()  # a text or a count of the batch: nothing of the example may stay
+    raise ValueError(f"Collate cannot empty a {type(batch).__name__}: use a collate_fn that takes an empty list itself")
 
 
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+def _check_count(name: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an int >= {least}, got {value!r}")

@@ -115,18 +115,18 @@ class Settings:
     def describe(self) -> dict[str, Any]:
         """The settings as JSON-ready data."""
         return {
-            "clip_norm": self.clip_norm,
-            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": float(self.clip_norm),
+            "noise_multiplier": float(self.noise_multiplier),
             "noise_decay": None if self.noise_decay is None else _name(self.noise_decay),
             "clipping": self.clipping,
             "unit": self.unit,
             "layer_scaling": _plain(self.layer_scaling),
             "noise": self.noise,
             "noise_placement": "per_worker" if self.noise == "paper" else self.noise_placement,
-            "divisor": self.divisor,
+            "divisor": None if self.divisor is None else float(self.divisor),
             "compression": self.compression,
             "seeded": self.seed is not None,
-            "sensitivity": self.sensitivity,
+            "sensitivity": float(self.sensitivity),
             "neighbours": self.neighbours,
         }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -283,7 +285,7 @@ def test_steps_outside_of_what_the_sampler_produced_are_refused(workers, fault, 
         "not drawn": "has not produced the batches",
         "too many steps": "all 2 steps of this epoch were taken" if where == "everywhere" else "step may be taken",
         "wrong K": "the step has 3 micro-batches, and the sampler made 2",
-        "set_epoch of the sampler": r"call optimizer\.set_epoch\(\) instead",
+        "set_epoch of the sampler": r"set_epoch\(\) or load_state_dict\(\) of the sampler was called",
     }[fault]
     if where == "on one worker":
         message = "the workers disagree on"
@@ -328,6 +330,45 @@ def test_every_condition_is_printed(workers) -> None:
         assert condition in printed
     worst = optimizer.ledger.report(DELTA).bounds[-1]
     assert worst.epsilon == pytest.approx(accounting.gaussian_epsilon([1.0] * 2, DELTA))  # both steps
+
+
+def test_a_ledger_that_cannot_be_written_on_worker_0_is_an_error_on_all(workers, tmp_path, monkeypatch) -> None:
+    model = Bag()
+    optimizer = private(model, ledger=tmp_path / "ledger.jsonl")
+    optimizer.set_epoch(0)
+    optimizer.step()
+    before = layers_of(model)
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if workers.rank == 0:
+            patch.setattr(os, "write", full)
+        if workers.size > 1:
+            optimizer.set_epoch(1)
+        else:
+            with pytest.raises(OSError, match="No space left"):
+                optimizer.set_epoch(1)
+        with pytest.raises((OSError, ValueError), match="No space left"):
+            optimizer.step()
+    assert_same(model, before, tolerance=0.0)
+    optimizer.set_epoch(1)
+    optimizer.step()
+
+
+def test_a_closed_ledger_refuses_on_all(workers, tmp_path) -> None:
+    optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
+    optimizer.set_epoch(0)
+    optimizer.ledger.close()
+    with pytest.raises(ValueError, match="was closed: nothing more can be charged|disagree on whether"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("ledger", [123, b"x"])
+def test_a_ledger_that_is_no_path(workers, ledger) -> None:
+    with pytest.raises(ValueError, match="ledger must be None or a path"):
+        private(Bag(), ledger=ledger)
 
 
 # -------------------------------------------------------------------- budget

@@ -152,7 +152,7 @@ def test_trust() -> None:
     assert "the network between them are trusted" in sharded
     per_worker = section(text_of({"noise_placement": "per_worker"}), "Workers and trust")
     assert "c workers who collude know c/N of the noise variance" in per_worker
-    assert "z/√N" in per_worker
+    assert "accounted multiplier over √N" in per_worker
     assert "bare" not in per_worker
     alone = section(text_of({"workers": 1}), "Workers and trust")
     assert alone.startswith("One worker")

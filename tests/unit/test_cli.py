@@ -80,7 +80,7 @@ def test_plan_prints_a_page(capsys) -> None:
     text = run(capsys, *PLAN, "--decay", "linear:0.1")
     assert "needs noise multiplier z0 = 5.458456\n" in text
     assert "100 per epoch, 20 epochs" in text
-    assert "sampling rate 0.01" in text
+    assert "share of the examples in a step 0.01" in text
     assert "      10      2.729     2.599" in text  # z0/2 and z0/2.1
     methods = [line.strip()[:12] for line in text.splitlines() if line.startswith("  ε")]
     assert methods == ["ε exact Gaus", "ε zCDP, as i", "ε exact Gaus"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import json
+import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -46,7 +49,7 @@ def test_poisson_batches_in_a_data_loader(processes) -> None:
 def test_training_through_a_data_loader_that_reads_ahead() -> None:
     """The loader draws batches before the optimizer takes them: every step is still one that the sampler made."""
     data = TensorDataset(torch.arange(20.0))
-    batches = edpsgd.ShuffledBatches(data, 3, micro_batches=2, seed=1)
+    batches = edpsgd.ShuffledBatches(data, 3, micro_batches=2, read_ahead=2 * 4, seed=1)
     collate = edpsgd.Collate(data[0])  # the last micro-batch is empty
     loader = DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=2, prefetch_factor=4)
     model, used = Bag((5,)), []
@@ -197,6 +200,7 @@ def test_copies_have_a_sampler_of_their_own() -> None:
         copied = copy.deepcopy(optimizer)
     assert copied.batches is not batches
     assert list(copied.batches) == list(batches)
+    next(iter(copied.batches))
     copied.step()
     assert (copied.batches.position, batches.position) == (3, 2)
     assert [e.steps for e in copied.ledger.events] == [3]
@@ -213,3 +217,133 @@ def test_poisson_steps_after_a_resume_are_drawn_anew_and_counted() -> None:
     for _ in batches:
         optimizer.step()
     assert [(e.epoch, e.steps, e.batching) for e in optimizer.ledger.events] == [(2, 10, "poisson")]
+
+
+def test_draws_that_are_added_up_or_skipped_are_refused() -> None:
+    """Gradient accumulation over two draws is sampling at another rate; a skipped empty draw shows the data."""
+    model = Bag((5,))
+    batches = edpsgd.PoissonBatches(40, 0.1)
+    optimizer = private(model, batches=batches)
+    optimizer.set_epoch(0)
+    drawn = iter(batches)
+    next(drawn), next(drawn)
+    with pytest.raises(RuntimeError, match=r"1 batches ahead.*none may be skipped or added to another"):
+        optimizer.step()
+
+
+def test_a_loader_that_reads_ahead_must_be_announced() -> None:
+    data = TensorDataset(torch.arange(20.0))
+    batches = edpsgd.ShuffledBatches(data, 2)
+    optimizer = private(Bag((5,)), batches=batches)
+    optimizer.set_epoch(0)
+    next(iter(DataLoader(data, batch_sampler=batches, num_workers=1)))
+    with pytest.raises(RuntimeError, match=r"read_ahead=num_workers \* prefetch_factor"):
+        optimizer.step()
+
+
+def test_the_length_of_an_epoch_does_not_change_while_it_runs() -> None:
+    batches = edpsgd.ShuffledBatches(20, 2)
+    optimizer = private(Bag((5,)), batches=batches)
+    optimizer.set_epoch(0)
+    for _ in batches:
+        optimizer.step()
+        assert len(batches) == 10
+    with pytest.raises(RuntimeError, match=r"call optimizer\.set_epoch\(\) for the next"):
+        next(iter(batches))
+
+
+def test_a_sampler_of_another_worker_is_refused() -> None:
+    """Two workers with the same shard would use every example twice."""
+
+    class Second:
+        rank, size = 1, 2
+
+        def sum_(self, tensors) -> None:
+            raise AssertionError
+
+        def gather(self, value) -> list:
+            return [value, value]
+
+    model = Bag((5,))
+    with pytest.raises(ValueError, match="made for another worker than 1 of 2"):
+        private(model, collective=Second(), batches=edpsgd.ShuffledBatches(20, 2, collective="local"))
+
+
+def test_poisson_draws_are_not_repeated_by_a_rewind_or_a_pickle_and_not_by_a_fork() -> None:
+    batches = edpsgd.PoissonBatches(200, 0.5, steps_per_epoch=3)
+    planned, state = list(batches), batches.state_dict()
+    pickled = pickle.dumps(batches)
+    assert batches._key not in pickled
+    assert batches._secret not in pickled
+    assert list(pickle.loads(pickled)) != planned
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, json.dumps(list(batches)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        assert json.loads(answer.read()) != planned
+    assert list(batches) == planned
+    batches.load_state_dict(state)
+    assert list(batches) != planned
+
+
+def test_a_sampler_moved_behind_the_optimizer_is_noticed() -> None:
+    batches = edpsgd.ShuffledBatches(20, 2)
+    optimizer = private(Bag((5,)), batches=batches)
+    optimizer.set_epoch(0)
+    state = batches.state_dict()
+    for _ in batches:
+        optimizer.step()
+    batches.load_state_dict(state)
+    next(iter(batches))
+    with pytest.raises(RuntimeError, match=r"load_state_dict\(\) of the sampler was called"):
+        optimizer.step()
+
+
+def test_a_resumed_epoch_is_within_its_budget_with_and_without_set_epoch() -> None:
+    budget = edpsgd.Budget(4.4, 1e-5)  # one pass at multiplier 1
+    batches = edpsgd.ShuffledBatches(20, 2)
+    optimizer = private(Bag((5,)), batches=batches, budget=budget)
+    optimizer.set_epoch(0)
+    for _ in zip(range(4), batches, strict=False):
+        optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    for calls_set_epoch in (True, False):
+        again = edpsgd.ShuffledBatches(20, 2)
+        resumed = private(Bag((5,)), batches=again, budget=budget)
+        resumed.load_state_dict(state)
+        if calls_set_epoch:
+            resumed.set_epoch(0)
+        for _ in again:
+            resumed.step()
+        assert [e.steps for e in resumed.ledger.events if e.steps] == [10]
+
+
+def test_an_exhausted_budget_names_its_conditions() -> None:
+    optimizer = private(Bag((5,)), layer_scaling=edpsgd.FirstStepNorms(), budget=edpsgd.Budget(4.4, 1e-5))
+    for epoch in range(2):
+        optimizer.set_epoch(epoch)
+        if epoch == 0:
+            optimizer.step()
+            optimizer.step()
+    with pytest.raises(edpsgd.BudgetExhausted, match=r"(?s)raw first-step norms.*no sampler vouches"):
+        optimizer.step()
+
+
+def test_nothing_of_the_example_stays_in_an_empty_batch() -> None:
+    def joined(examples):
+        batch = collections.defaultdict(list)
+        batch.update(text=" ".join(examples), count=len(examples))
+        return batch
+
+    empty = edpsgd.Collate("private words", joined)([])
+    assert (empty["text"], empty["count"], type(empty)) == ("", 0, collections.defaultdict)
+    with pytest.raises(ValueError, match="Collate cannot empty a set"):
+        edpsgd.Collate("x", set)([])
+
+
+def test_state_with_numpy_numbers_loads_with_weights_only(tmp_path) -> None:
+    optimizer = private(Bag((5,)), clip_norm=np.float64(1.0), noise_multiplier=np.float64(1.0))
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    torch.load(tmp_path / "state.pt", weights_only=True)
