@@ -154,7 +154,7 @@ class PrivateOptimizer(OptimizerWrapper):
 
     @property
     def epoch(self) -> int | None:
-        """What set_epoch said last; of a checkpoint, if one was loaded."""
+        """What set_epoch said last."""
         return self._epoch
 
     def epsilon(self, delta: float) -> Bound:
@@ -402,7 +402,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state and, under "edpsgd", ledger, epoch, step counter and measured scales.
 
-        Never the state of a random generator. The seed is included only if one was given.
+        Never the state of a random generator; the seed only if one was given.
         """
         root = horovod_broadcast_root()
         if root is not None and not self._state_made:  # broadcast_optimizer_state() asks first, on all workers

@@ -37,6 +37,16 @@ def test_the_figure_to_reach(step_time) -> None:
         assert row["contenders"]["edp_sharded"]["ratio_to_sgd"][1] <= 1.10
 
 
+def test_the_figures_of_the_accountant() -> None:
+    """Three digits from above for every q in at most 5 s, calibration in 20 s, no sampling in 1 ms."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "accounting.json").read_text())
+    assert {row["rate"] for row in results["epsilon"]} >= {1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0}
+    assert all(row["seconds"] <= 5 and 0 <= row["above"] <= 5e-4 for row in results["epsilon"])
+    assert all(row["seconds"] <= 20 and row["epsilon"] <= 1 for row in results["calibration"])
+    assert results["without_sampling"]["epsilon_ms"] < 1
+    assert all(row["seconds"] < row["seconds_anew"] for row in results["growth"])
+
+
 EACH = "for p in model.parameters()"
 FOR_TORCHRUN = {
     "import horovod.torch as hvd": "import torch.distributed as dist",

@@ -69,3 +69,7 @@ def test_it_trains_in_a_clean_environment(wheel, tmp_path) -> None:
     subprocess.run(install, check=True, cwd=tmp_path)
     done = subprocess.run([python, "-c", TRAIN], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "trained\n", done.stderr
+    command = [str(tmp_path / "env" / "bin" / "edpsgd"), "plan", "--epsilon", "8", "--delta", "1e-6"]
+    plan = [*command, "--examples", "1000", "--batch", "10", "--epochs", "3"]
+    done = subprocess.run(plan, cwd=tmp_path, capture_output=True, text=True)
+    assert "needs noise multiplier z0 = " in done.stdout, done.stderr
