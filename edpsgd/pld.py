@@ -2,13 +2,15 @@
 
 A step includes an example with probability q and adds Gaussian noise of multiplier z. Its privacy loss, with or
 without the example, is a random variable; the losses of all steps add up, and ε follows from the distribution of the
-sum. Three things keep this fast and tight for many noise levels and small q:
+sum. Four things keep this fast and tight for many noise levels and small q:
 
 - The loss of a step is rounded to a grid, pessimistically (``losses.py``). Where the loss is large the grid is coarse,
-  so a step has about a thousand points, whatever the length of the transform.
+  so a step has about a thousand points, whatever the length of the transform. Far above ε, where it makes no difference
+  any more, the grid ends with an interval to infinity.
 - Distributions are multiplied by exp(λ·loss) before the transform and divided after it (exponential tilting), which
   moves the precision of the FFT to the tail that δ asks for. λ is found from the moments, as in Rényi accounting.
-- The spacing follows from λ and ε so that its effect on ε is below a given relative tolerance.
+- A rough pass tells ε, and how much of it comes from the rounding; the spacing of the next pass follows from that.
+- Grids are made of powers of two and four, so that a list that grows keeps its grid, and its transforms, for a while.
 
 Whatever is cut off is added to δ, and so is a bound on the rounding errors: the result is rounded up, never down.
 """
@@ -81,9 +83,8 @@ class Composition:
         cut = delta * _CUT / 4.0 ** math.ceil(math.log(count, 4))  # of each step; the same over many steps
         everything = _Moments(steps, sign, cut, math.inf)
         epsilon, tolerance = max(everything.renyi_epsilon(delta), _SMALLEST), 0.0
-        spacing = everything.spacing(epsilon, 100 * self._tolerance)
-        lowest = everything.lowest(delta)
-        least_tilt = 0.0
+        spacing, least_tilt = everything.spacing(epsilon, 100 * self._tolerance), 0.0
+        lowest, bound = everything.lowest(delta), math.inf
         for pass_ in range(6):
             moments = _Moments(steps, sign, cut, 4 * _round_down(epsilon - lowest, 4.0))
             ratio = 0.02 if pass_ == 0 else min(0.02, 0.5 * math.sqrt(self._tolerance))
@@ -92,20 +93,25 @@ class Composition:
                 tolerance = max(tolerance, _LAST_DIGIT)
                 wider = spacing * math.sqrt(tolerance / self._tolerance)
                 grid, window = moments.plan(epsilon, delta, wider, ratio, least_tilt)
-            kept = self._kept.get((sign, pass_))
-            if kept is None or kept.grid != grid or not kept.leads_to(steps):
-                kept = self._kept[sign, pass_] = _Transform(grid)
-            found = kept.epsilon(steps, delta, window)
+            found = self._transform(sign, pass_, grid, steps).epsilon(steps, delta, window)
+            bound = min(bound, found.epsilon)
             is_fine = found.error <= 1.25 * tolerance * found.epsilon and grid.spacing < _COARSE * found.epsilon
             is_exact = found.rounding < max(tolerance, self._tolerance) / 8 or grid.tilt <= least_tilt / 2
-            if found.epsilon <= floor or (is_fine and is_exact):
+            if bound <= floor or (is_fine and is_exact):
                 break
             if not is_fine:
                 share = self._tolerance * found.epsilon / max(found.error, _SMALLEST * found.epsilon)
                 spacing = min(grid.spacing * math.sqrt(min(0.5, share)), _COARSE * found.epsilon)
             least_tilt = least_tilt if is_exact else 4 * grid.tilt
-            epsilon, tolerance = min(epsilon, found.epsilon), self._tolerance
-        return found.epsilon * (1 + self._tolerance / 16)  # for the rounding errors that no bound above covers
+            epsilon, tolerance = min(epsilon, bound), self._tolerance
+        return bound * (1 + self._tolerance / 16)  # for the rounding errors that no bound above covers
+
+    def _transform(self, sign: int, pass_: int, grid: Grid, steps: list[Steps]) -> _Transform:
+        """The one of the last call, if it has the same grid and has seen the first of the steps; or a new one."""
+        kept = self._kept.get((sign, pass_))
+        if kept is None or kept.grid != grid or not kept.leads_to(steps):
+            kept = self._kept[sign, pass_] = _Transform(grid)
+        return kept
 
 
 def _merge(steps: Sequence[Steps]) -> list[Steps]:
