@@ -113,68 +113,64 @@ def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> dict[str, floa
     }
 
 
+def table(head: str, rows: list[str]) -> str:
+    """A Markdown table."""
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
+
+
 def to_markdown(report: dict[str, Any]) -> str:
     """The report for people."""
     about, exact, theirs = report["machine"], report["without_sampling"], report["dp_accounting"]
-    lines = [
+    whole = table(
+        "| q | z of the first epoch | ε | seconds | above the finer grid |",
+        [
+            f"| {r['rate']:g} | {r['noise']:g} | {r['epsilon']:.6g} | {r['seconds']:.3f} | {r['above']:.1e} |"
+            for r in report["epsilon"]
+        ],
+    )
+    calibrated = table(
+        "| q | z of the first epoch | its ε | seconds |",
+        [
+            f"| {r['rate']:g} | {r['noise']:.6g} | {r['epsilon']:.6g} | {r['seconds']:.3f} |"
+            for r in report["calibration"]
+        ],
+    )
+    growth = table(
+        "| q | seconds for all | slowest | from scratch | slowest | largest difference |",
+        [
+            f"| {r['rate']:g} | {r['seconds']:.2f} | {r['slowest']:.3f} | {r['seconds_anew']:.2f} | "
+            f"{r['slowest_anew']:.3f} | {r['difference']:.1e} |"
+            for r in report["growth"]
+        ],
+    )
+    compared = table(
+        "| | ε | seconds per noise level |",
+        [
+            f"| {name} | {theirs[prefix + 'epsilon']:.6g} | {theirs[prefix + 'seconds_per_level']:.3f} |"
+            for name, prefix in (("dp-accounting", "dp_accounting_"), ("edpsgd", ""))
+        ],
+    )
+    parts = [
         "# Time and accuracy of the accountant",
-        "",
         f"Made by `{report['command']}` in {report['minutes']:.0f} minutes on {about['cores']} cores of "
         f"{about['processor']}; Python {about['python']}, NumPy {about['numpy']}, SciPy {about['scipy']}, "
         f"dp-accounting {about['dp_accounting']}.",
-        "",
         f"{EPOCHS} epochs of {STEPS} steps, linear decay with τ = {DECAY.tau:g}, δ = {DELTA:g}.",
-        "",
         "## ε of a whole training",
-        "",
         "The distance is relative, to a grid with a sixteenth of the tolerance. Without sampling (q = 1) it is exact.",
-        "",
-        "| q | z of the first epoch | ε | seconds | above the finer grid |",
-        "|---" * 5 + "|",
-    ]
-    lines += [
-        f"| {r['rate']:g} | {r['noise']:g} | {r['epsilon']:.6g} | {r['seconds']:.3f} | {r['above']:.1e} |"
-        for r in report["epsilon"]
-    ]
-    lines += [
-        "",
+        whole,
         f"## Noise for ε = {TARGET:g}",
-        "",
-        "| q | z of the first epoch | its ε | seconds |",
-        "|---" * 4 + "|",
-    ]
-    lines += [
-        f"| {r['rate']:g} | {r['noise']:.6g} | {r['epsilon']:.6g} | {r['seconds']:.3f} |" for r in report["calibration"]
-    ]
-    lines += [
-        "",
+        calibrated,
         "## Without sampling",
-        "",
         f"ε of {EPOCHS} epochs takes {exact['epsilon_ms']:.3f} ms (the slowest of 201: "
         f"{exact['epsilon_slowest_ms']:.3f} ms), calibration {exact['calibrate_ms']:.2f} ms.",
-        "",
         f"## ε after each of {EPOCHS} epochs",
-        "",
-        "| q | seconds for all | slowest | from scratch | slowest | largest difference |",
-        "|---" * 6 + "|",
-    ]
-    lines += [
-        f"| {r['rate']:g} | {r['seconds']:.2f} | {r['slowest']:.3f} | {r['seconds_anew']:.2f} | "
-        f"{r['slowest_anew']:.3f} | {r['difference']:.1e} |"
-        for r in report["growth"]
-    ]
-    lines += [
-        "",
+        growth,
         "## dp-accounting",
-        "",
         f"q = {theirs['rate']:g}, {theirs['levels']} epochs, dp-accounting's default discretisation.",
-        "",
-        "| | ε | seconds per noise level |",
-        "|---|---|---|",
-        f"| dp-accounting | {theirs['dp_accounting_epsilon']:.6g} | {theirs['dp_accounting_seconds_per_level']:.3f} |",
-        f"| edpsgd | {theirs['epsilon']:.6g} | {theirs['seconds_per_level']:.3f} |",
+        compared,
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ class Batches(Sampler[list[int]]):
     sampling_rate: float | None = None
     micro_batches: int | None
     steps_per_epoch: int
+    _iteration: object = None  # the one that hands out batches
 
     def __init__(self, examples: int | Sized, read_ahead: int, collective: str | Collective, seed: int | None) -> None:
         workers = resolve(collective)
@@ -76,8 +77,13 @@ class Batches(Sampler[list[int]]):
         if self.position >= self.steps_per_epoch:
             raise RuntimeError(self._is_over())
         self._drawn = self.position * (self.micro_batches or 1)
+        self._iteration = mine = object()
         for step in range(self.position, self.steps_per_epoch):
             for batch in self._draw(step):
+                if self._iteration is not mine:
+                    raise RuntimeError(
+                        "another iteration or epoch has begun since: take the batches from a new iterator"
+                    )
                 self._drawn += 1
                 self._sizes[step] = len(batch)
                 yield batch
@@ -91,6 +97,7 @@ class Batches(Sampler[list[int]]):
     def _move(self, epoch: int, position: int, passes: int) -> None:
         self.epoch, self.position, self.passes, self.moves = epoch, position, passes, self.moves + 1
         self._begin, self._drawn, self._sizes, self._key = position, 0, {}, self._epoch_key()
+        self._iteration = None  # an iterator of before has ended
 
     @property
     def expected_batch(self) -> float:
@@ -152,13 +159,16 @@ class Batches(Sampler[list[int]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where another sampler of the same kind stood, in the middle of an epoch too."""
+        self._check_kind(state)
+        self._move(state["epoch"], state["position"], state["passes"])
+
+    def _check_kind(self, state: Mapping[str, Any]) -> None:
         if state.get("kind") != self.kind:
             raise ValueError(f"the checkpoint's batches are {state.get('kind')!r}, this sampler's are {self.kind!r}")
         if state.get("seed") != self.seed:
             raise ValueError(
                 "the checkpoint's sampler has another seed: give this one the same, or none if it had none"
             )
-        self._move(state["epoch"], state["position"], state["passes"])
 
     def _epoch_key(self) -> bytes:
         raise NotImplementedError
@@ -238,17 +248,18 @@ class ShuffledBatches(Batches):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where another sampler stood; in the middle of an epoch only with the same shards and batches."""
-        same = state.get("layout") == self._layout()
-        super().load_state_dict(state)
-        self._key = bytes.fromhex(state["key"])
-        if not same and 0 < self.position < state["layout"]["steps"]:
+        self._check_kind(state)
+        layout, position = state["layout"], state["position"]
+        is_same = layout == self._layout()
+        if not is_same and 0 < position < layout["steps"]:
             raise ValueError(
                 "the checkpoint was written in the middle of an epoch with other examples, workers or batch sizes "
-                f"({state['layout']}; here {self._layout()}): some examples would be used twice. Go on with the same, "
-                "or from a checkpoint at the end of an epoch"
+                f"({layout}; here {self._layout()}): some examples would be used twice. Go on with the same, or from a "
+                "checkpoint at the end of an epoch"
             )
-        if not same and self.position:
-            self.position = self._begin = self.steps_per_epoch  # the epoch was complete
+        is_complete = position > 0 and not is_same
+        self._move(state["epoch"], self.steps_per_epoch if is_complete else position, state["passes"])
+        self._key = bytes.fromhex(state["key"])
 
     def _layout(self) -> dict[str, int]:
         return {

@@ -15,6 +15,7 @@ from torch import nn
 
 import edpsgd
 from edpsgd import accounting, card
+from edpsgd.bounds import format_epsilon
 
 PATTERNS = {
     "call": ["call {name}", "ring {name} at {number}", "call my parents at {number}", "phone {name} now"],
@@ -104,7 +105,7 @@ def train(noise: float, folder: Path | None) -> tuple[float, float, edpsgd.Priva
                 optimizer.accumulate()
             else:
                 optimizer.step()
-        cost = f"ε {float(optimizer.epsilon(DELTA)):5.2f}   " if folder else ""
+        cost = f"ε {format_epsilon(float(optimizer.epsilon(DELTA))):6}   " if folder else ""
         say(
             f"  epoch {epoch + 1:2d}/{EPOCHS}   {cost}test accuracy {accuracy(model, *test):5.1f} %   "
             f"{time.perf_counter() - start:4.1f} s"

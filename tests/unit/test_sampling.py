@@ -347,3 +347,29 @@ def test_state_with_numpy_numbers_loads_with_weights_only(tmp_path) -> None:
     optimizer = private(Bag((5,)), clip_norm=np.float64(1.0), noise_multiplier=np.float64(1.0))
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     torch.load(tmp_path / "state.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("what", ["an epoch", "an iteration"])
+def test_an_iterator_of_before_gives_no_more_batches(what) -> None:
+    """It would hand out the new epoch's batches from the middle, and the next iterator some of them again."""
+    batches = edpsgd.ShuffledBatches(20, 2)
+    optimizer = private(Bag((5,)), batches=batches)
+    optimizer.set_epoch(0)
+    old = iter(batches)
+    next(old)
+    optimizer.step()
+    if what == "an epoch":
+        optimizer.set_epoch(1)
+    else:
+        next(iter(batches))
+    with pytest.raises(RuntimeError, match="take the batches from a new iterator"):
+        next(old)
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_sampler_alone() -> None:
+    state = checkpoint(edpsgd.ShuffledBatches(20, 2))["edpsgd"]["batches"]
+    batches = edpsgd.ShuffledBatches(20, 4, seed=None)
+    planned = list(batches)
+    with pytest.raises(ValueError, match="some examples would be used twice"):
+        batches.load_state_dict(state)
+    assert (batches.position, batches.moves, list(batches)) == (0, 0, planned)
