@@ -8,10 +8,13 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 env: .venv/ready
 
 # torch first: Horovod is compiled against it. The wheel is kept in the user's cache, so it is built once.
+# seqeval has no wheel: built with the pinned tools, since an isolated build takes the newest ones, whatever they are.
 .venv/ready: setup.py constraints.txt scripts/horovod_wheel.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch setuptools
 	$(BIN)/python -m pip install --quiet -c constraints.txt "$$(scripts/horovod_wheel.sh $(BIN)/python)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools_scm wheel
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt seqeval
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nlu,dev]'
 	touch $@
 

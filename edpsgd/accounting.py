@@ -168,6 +168,7 @@ def calibrate(
     sampling_rate: float | None = None,
     steps_per_epoch: int | None = None,
     method: str = "exact",
+    also: Iterable[float] = (),
 ) -> float:
     """The noise multiplier z0 of epoch 0 with which all epochs together reach a target ε, never more.
 
@@ -179,12 +180,34 @@ def calibrate(
         sampling_rate: with Poisson sampling, its rate, together with ``steps_per_epoch``.
         steps_per_epoch: with Poisson sampling, the steps of an epoch.
         method: "exact" or, without sampling, "zcdp" for the paper's bound.
+        also: noise multipliers of further releases without sampling that the target must cover too, such as that of
+            ``FirstStepNorms``.
 
     Example:
         >>> from edpsgd import LinearDecay
         >>> round(calibrate(8.0, 1e-5, epochs=20, decay=LinearDecay(0.1)), 6)
         5.458456
+        >>> round(calibrate(8.0, 1e-5, epochs=20, decay=LinearDecay(0.1), also=[2.0]), 6)
+        5.722232
     """
+    _check_calibration(target_epsilon, delta, sampling_rate, steps_per_epoch, method)
+    factors, others = np.array(decay_factors(epochs, decay)), _checked_releases(also)
+    if sampling_rate is not None and steps_per_epoch is not None:
+        return _calibrate_poisson(target_epsilon, delta, factors, sampling_rate, steps_per_epoch, others)
+
+    def epsilon(noise_multipliers: Iterable[float]) -> float:
+        if method == "zcdp":
+            return zcdp_epsilon(zcdp_rho(noise_multipliers), delta)
+        return gaussian_epsilon(noise_multipliers, delta)
+
+    mu = _mu_for_zcdp(target_epsilon, delta) if method == "zcdp" else _mu_for(target_epsilon, delta)
+    z = float(np.linalg.norm(1 / factors)) / _mu_left(mu, others, epsilon(others), target_epsilon)
+    return _settle(z, lambda z: epsilon([*others, *(z * factors)]), target_epsilon)
+
+
+def _check_calibration(
+    target_epsilon: float, delta: float, sampling_rate: float | None, steps_per_epoch: int | None, method: str
+) -> None:
     _check_delta(delta)
     if not (_is_number(target_epsilon) and 0 < target_epsilon < math.inf):
         raise ValueError(f"target_epsilon must be a finite number > 0, got {target_epsilon!r}")
@@ -192,22 +215,12 @@ def calibrate(
         raise ValueError("sampling_rate and steps_per_epoch belong together: give both, or none for no sampling")
     if method not in ("exact", "zcdp") or (method == "zcdp" and sampling_rate is not None):
         raise ValueError(f"method must be 'exact', or 'zcdp' without sampling, got {method!r}")
-    factors = np.array(decay_factors(epochs, decay))
     if sampling_rate is not None and steps_per_epoch is not None:
         _check_sampling(sampling_rate, steps_per_epoch)
         if steps_per_epoch < 1:
             raise ValueError(f"steps_per_epoch must be an int >= 1, got {steps_per_epoch!r}")
         if not 1e-6 <= target_epsilon <= 1e6:
             raise ValueError(f"target_epsilon must be between 1e-6 and 1e6 with sampling, got {target_epsilon!r}")
-        return _calibrate_poisson(target_epsilon, delta, factors, sampling_rate, steps_per_epoch)
-    if method == "zcdp":
-        return _settle(
-            _z_for_zcdp(target_epsilon, delta, factors),
-            lambda z: zcdp_epsilon(zcdp_rho(z * factors), delta),
-            target_epsilon,
-        )
-    z = float(np.linalg.norm(1 / factors)) / _mu_for(target_epsilon, delta)
-    return _settle(z, lambda z: gaussian_epsilon(z * factors, delta), target_epsilon)
 
 
 def decay_factors(epochs: int, decay: Decay | None) -> list[float]:
@@ -233,22 +246,37 @@ def _mu_for(epsilon: float, delta: float) -> float:
     return math.exp(optimize.brentq(excess, -700.0, high, xtol=1e-14, rtol=8.9e-16))
 
 
-def _z_for_zcdp(epsilon: float, delta: float, factors: np.ndarray) -> float:
+def _mu_for_zcdp(epsilon: float, delta: float) -> float:
+    """The same by the paper's bound: √(2ρ)."""
     log = math.log(1 / delta)
-    root = epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))  # √ρ
-    return float(np.linalg.norm(1 / factors)) / (math.sqrt(2) * root)
+    return math.sqrt(2) * epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))
 
 
-def _calibrate_poisson(target: float, delta: float, factors: np.ndarray, rate: float, steps: int) -> float:
+def _mu_left(mu: float, others: list[float], cost: float, target: float) -> float:
+    """What of μ is left for the training, if other releases come on top: the squares add up."""
+    left = mu * mu - _mu_squared(others)
+    if left <= 0 or cost >= target:
+        raise ValueError(
+            f"target_epsilon must be larger than what the further releases alone cost, {cost:.6g}, got {target!r}"
+        )
+    return math.sqrt(left) if others else mu
+
+
+def _calibrate_poisson(
+    target: float, delta: float, factors: np.ndarray, rate: float, steps: int, others: list[float]
+) -> float:
     """A search with rough figures first, then with those that the user will see."""
+    first, cost = [Steps(z, 1.0, 1) for z in others], gaussian_epsilon(others, delta)
 
     def epsilon(z: float, composition: Composition) -> float:
-        return compose([Steps(z * f, rate, steps) for f in factors], delta, composition)
+        return compose([*first, *(Steps(z * f, rate, steps) for f in factors)], delta, composition)
 
-    z = _z_in_the_limit(_mu_for(target, delta), factors, rate, steps)
+    room = target - cost  # for the training; searched by itself, since ε hardly moves where the rest dominates
+    z = _z_in_the_limit(_mu_left(_mu_for(target, delta), others, cost, target), factors, rate, steps)
     rough, fine = Composition(100 * pld.TOLERANCE), Composition()
-    z = _approach(z, lambda z: epsilon(z, rough), 0.97 * target, target)
-    z = _approach(z, lambda z: epsilon(z, fine), 0.998 * target, target)
+    if room > 0.1 * target:
+        z = _approach(z, lambda z: epsilon(z, rough) - cost, max(room - 0.03 * target, room / 2), room)
+    z = _approach(z, lambda z: epsilon(z, fine) - cost, max(room - 0.002 * target, room / 2), room)
     return _settle(z, lambda z: epsilon(z, fine), target)
 
 
@@ -306,6 +334,14 @@ def _checked(noise_multipliers: Iterable[float]) -> list[float]:
     for index, value in enumerate(z):
         if not (_is_number(value) and 0 <= value < math.inf):
             raise ValueError(f"noise_multipliers[{index}] must be a finite number >= 0, got {value!r}")
+    return [float(value) for value in z]
+
+
+def _checked_releases(noise_multipliers: Iterable[float]) -> list[float]:
+    z = list(noise_multipliers)
+    for index, value in enumerate(z):
+        if not (_is_number(value) and 0 < value < math.inf):
+            raise ValueError(f"also[{index}] must be a finite number > 0, got {value!r}")
     return [float(value) for value in z]
 
 

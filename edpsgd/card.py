@@ -9,7 +9,6 @@ import json
 import math
 import os
 import platform
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,11 +19,13 @@ from typing import Any
 import edpsgd
 from edpsgd.bounds import Bound, format_epsilon
 from edpsgd.events import Event
+from edpsgd.facts import facts, is_raw, short
 from edpsgd.ledger import Ledger
 
 NAME = "privacy_card"
 _LONGEST_TABLE = 14
 _LONGEST_NAME = 80
+_LONGEST_STATEMENT = 200
 
 _MEANING = {
     "add or remove one example": "Two data sets are neighbours if one has one example more than the other: it was "
@@ -44,6 +45,7 @@ _RAW = "the layer scales: raw norms of the first private gradients, released wit
 _SEEDED = "anybody who knows the seed of the noise: to them the noise is no protection"
 _SEEDED_DRAWS = "anybody who knows the seed of the Poisson draws: to them the sampling is no protection"
 _METRICS = "the metrics in this card, as far as they were measured on private data"
+_OWN = (_RAW, _SEEDED, _SEEDED_DRAWS, _METRICS, *_ALWAYS_OPEN)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Card:
         runs: how many runs wrote the ledger.
         settings: those of the last run.
         differences: settings that were not the same in all runs, with their values in the order of the runs.
-        not_covered: what ε says nothing about.
+        not_covered: what ε says nothing about, what the caller added first.
         metrics: what the caller added.
         versions: of the software that made the card.
     """
@@ -104,10 +106,8 @@ class Card:
             *(_section(name, text) for name, text in self.facts.items()),
             _section("Noise multipliers that were accounted", _schedule_table(self.schedule)),
             _section("Runs", self._runs()),
-            _section("Not covered by ε", _list(self.not_covered)),
-            _section(
-                "Metrics", _table(("Metric", "Value"), [(_escape(k), _short(v)) for k, v in self.metrics.items()])
-            ),
+            _section("Not covered by ε", _list([_escape(text) for text in self.not_covered])),
+            _section("Metrics", _table(("Metric", "Value"), [(_escape(k), short(v)) for k, v in self.metrics.items()])),
             _section("Versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -126,13 +126,17 @@ class Card:
         return f"{text} These differ between the runs:\n\n{_list(changes)}" if changes else text
 
 
-def make(ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = None) -> Card:
+def make(
+    ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = None, not_covered: Sequence[str] = ()
+) -> Card:
     """The card of a ledger.
 
     Args:
         ledger: of the run, with all runs that it continues.
         delta: the δ to find ε for.
         metrics: names and numbers to show, such as accuracies; the noise does not cover them.
+        not_covered: what else the training job knows that ε says nothing about, such as "the word list: read from the
+            training set". Never text of the data itself.
 
     Example:
         >>> ledger = Ledger()
@@ -141,7 +145,7 @@ def make(ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = Non
         >>> print(make(ledger, delta=1e-5).markdown().splitlines()[2])
         **ε = 4.378 at δ = 1e-05** (exact Gaussian; replace or blank one example)
     """
-    numbers = _checked_metrics(metrics or {})
+    numbers, statements = _checked_metrics(metrics or {}), _checked_statements(not_covered)
     bounds = ledger.report(delta).bounds
     bound, run = bounds[0], dict(ledger.runs[-1]) if ledger.runs else {}
     released = [e for e in ledger.events if e.steps and e.noise_multiplier is not None]
@@ -154,14 +158,14 @@ def make(ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = Non
         "unit": f"One example, in language data one utterance. {_MEANING.get(bound.neighbours, bound.neighbours)}",
         "conditions": list(bound.conditions),
         "bounds": [_bound_entry(b) for b in bounds],
-        "facts": _facts(run, released),
+        "facts": facts(run, released),
         "schedule": _schedule(released),
         "epochs": len({e.epoch for e in gradients if e.epoch is not None}),
         "steps": sum(e.steps for e in gradients),
         "runs": len(ledger.runs),
         "settings": {key: value for key, value in run.items() if key != "id"},
         "differences": _differences(ledger.runs),
-        "not_covered": _not_covered(ledger.runs, released, bool(numbers)),
+        "not_covered": list(dict.fromkeys([*statements, *_not_covered(ledger.runs, released, bool(numbers))])),
         "metrics": numbers,
         "versions": _versions(),
     }
@@ -169,7 +173,11 @@ def make(ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = Non
 
 
 def write(
-    folder: str | os.PathLike[str], ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = None
+    folder: str | os.PathLike[str],
+    ledger: Ledger,
+    delta: float,
+    metrics: Mapping[str, float] | None = None,
+    not_covered: Sequence[str] = (),
 ) -> Card:
     """Writes privacy_card.md and privacy_card.json into a folder, which is made if need be; each replaces the old one.
 
@@ -180,11 +188,21 @@ def write(
         >>> sorted(os.listdir(folder))
         ['privacy_card.json', 'privacy_card.md']
     """
-    card = make(ledger, delta, metrics)
+    card = make(ledger, delta, metrics, not_covered)
     Path(folder).mkdir(parents=True, exist_ok=True)
     _replace(Path(folder, f"{NAME}.md"), card.markdown())
     _replace(Path(folder, f"{NAME}.json"), card.json() + "\n")
     return card
+
+
+def stated(data: Mapping[str, Any]) -> list[str]:
+    """What the training job added to ``not_covered``, from the JSON of its card.
+
+    Example:
+        >>> stated(json.loads(make(Ledger(), 1e-5, not_covered=["the word list: read from the training set"]).json()))
+        ['the word list: read from the training set']
+    """
+    return [text for text in _checked_statements(data["not_covered"]) if text not in _OWN]
 
 
 def _replace(path: Path, text: str) -> None:
@@ -204,116 +222,11 @@ def _replace(path: Path, text: str) -> None:
 # -------------------------------------------------------------------- what the settings mean
 
 
-def _facts(run: Mapping[str, Any], released: Sequence[Event]) -> dict[str, str]:
-    return {
-        "Sampling": _sampling(run.get("batches"), released),
-        "Noise": _noise(run, released),
-        "Clipping": _clipping(run),
-        "Layer scales": _scales(run.get("layer_scaling")),
-        "Workers and trust": _trust(run),
-    }
-
-
-def _sampling(batches: Mapping[str, Any] | None, released: Sequence[Event]) -> str:
-    if not batches:
-        told = any(e.epoch is not None for e in released if e.kind == "gradients")
-        word = (
-            "the user's word is that no example is in two steps of an epoch."
-            if told
-            else ("set_epoch was not called, so every step counts as if all examples were in it.")
-        )
-        return f"No sampler vouches for the batches: {word}"
-    mixed = any(e.batching == "unvouched" for e in released if e.kind == "gradients")
-    vouched = "the sampler vouches for it" + (" in the last run, and nobody for earlier ones" if mixed else "")
-    size = batches.get("batch_size")
-    per_step = batches.get("micro_batches")
-    common = f"{batches.get('examples')} examples, {batches.get('steps_per_epoch')} steps in an epoch"
-    split = "every example a micro-batch of its own" if per_step is None else f"{per_step} micro-batches per worker"
-    if batches.get("kind") == "poisson":
-        rate = batches.get("sampling_rate") or math.nan
-        return (
-            f"Poisson: every example joins every step with probability {rate:.6g}, independently of all others; "
-            f"{vouched}. {common}, {split} in a step."
-        )
-    return (
-        f"Shuffled: every example is in one step of an epoch, in a new order each time; {vouched}. "
-        f"{common}, {split} in a step, of {size} examples each."
-    )
-
-
-def _noise(run: Mapping[str, Any], released: Sequence[Event]) -> str:
-    real = [e.noise_multiplier for e in released if e.kind == "gradients"]
-    given = f"Multiplier {_known(run, 'noise_multiplier')} in epoch 0, decay: {_decay(run)}."
-    accounted = f" Accounted: {_short(real[0])} first, {_short(real[-1])} last." if real else ""
-    if run.get("noise") == "paper":
-        largest = "" if run.get("clipping") == "per_layer" else "·max α"
-        return (
-            f'{given} noise="paper": the published algorithm as printed, whose noise is weaker than its multiplier '
-            f"says. ε is computed from the real multiplier, z/(2·√(N·K){largest}).{accounted}"
-        )
-    return f"{given} Calibrated: each step is a Gaussian mechanism with the accounted multiplier.{accounted}"
-
-
-def _decay(run: Mapping[str, Any]) -> str:
-    return f"`{run['noise_decay']}`" if run.get("noise_decay") else "none"
-
-
-def _clipping(run: Mapping[str, Any]) -> str:
-    kind = {"flat": "flat, all layers together", "per_layer": "each layer by itself"}.get(str(run.get("clipping")))
-    each = {
-        "micro_batch": "The average gradient of a micro-batch is clipped, and one example can move it across the ball",
-        "example": "The gradient of every example is clipped by itself",
-    }.get(str(run.get("unit")), "What is clipped was not recorded")
-    divisor = f" The sum is divided by {run['divisor']}, a public number." if run.get("divisor") else ""
-    rounded = f" Gradients travel as {run['compression']}." if run.get("compression") else ""
-    return (
-        f"Norm {_known(run, 'clip_norm')}, {kind or 'kind not recorded'}. {each}: "
-        f"sensitivity {_known(run, 'sensitivity')}.{divisor}{rounded}"
-    )
-
-
-def _scales(scaling: object) -> str:
-    if scaling is None:
-        return "None: all layers alike."
-    if isinstance(scaling, Mapping):
-        spread = f"between {_short(min(scaling.values()))} and {_short(max(scaling.values()))}" if scaling else ""
-        return f"Given by the user for {len(scaling)} layers, {spread}: they must come from public knowledge."
-    if _is_raw(scaling):
-        return "Raw norms of the first private gradients: a release that no noise covers, and not in ε."
-    found = re.search(r"noise_multiplier=([\w.+-]+)", str(scaling))
-    multiplier = f"with noise multiplier {found.group(1)}" if found else "with noise"
-    return f"Measured privately in the first step, {multiplier}; their cost is in ε."
-
-
-def _is_raw(scaling: object) -> bool:
-    return isinstance(scaling, str) and scaling == repr(edpsgd.FirstStepNorms())
-
-
-def _trust(run: Mapping[str, Any]) -> str:
-    workers, placement = run.get("workers"), run.get("noise_placement")
-    if workers == 1:
-        return "One worker, which adds all the noise. Whoever runs it sees the data and is trusted."
-    who = f"{_known(run, 'workers')} workers, noise placement {placement or 'not recorded'}."
-    if placement == "sharded":
-        return (
-            f"{who} Each worker noises its own share of the coordinates. ε holds for the sum: whoever sees the message "
-            "of one worker before the sum sees bare the coordinates that this worker does not noise, and workers who "
-            "collude know all the noise on their shares. The workers and the network between them are trusted."
-        )
-    if placement == "per_worker":
-        return (
-            f"{who} Each of the N workers adds its part of the noise to all coordinates. ε holds for the sum: a single "
-            "message before the sum is protected with the accounted multiplier over √N only, and c workers who collude "
-            "know c/N of the noise variance."
-        )
-    return who
-
-
 def _not_covered(runs: Sequence[Mapping[str, Any]], released: Sequence[Event], has_metrics: bool) -> list[str]:
     poisson = [run["batches"] for run in runs if (run.get("batches") or {}).get("kind") == "poisson"]
     raw = any(e.kind == "layer_norms" and e.noise_multiplier == 0 for e in released)
     applies = {
-        _RAW: raw or any(_is_raw(run.get("layer_scaling")) for run in runs),
+        _RAW: raw or any(is_raw(run.get("layer_scaling")) for run in runs),
         _SEEDED: any(run.get("seeded") for run in runs),
         _SEEDED_DRAWS: any(batches.get("seeded") for batches in poisson),
         _METRICS: has_metrics,
@@ -362,6 +275,20 @@ def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return dict(metrics)
 
 
+def _checked_statements(statements: Sequence[str]) -> list[str]:
+    """Errors do not repeat the text, which may be private by mistake."""
+    if isinstance(statements, str) or not isinstance(statements, Sequence):
+        raise ValueError(f"not_covered must be a list of statements, got {type(statements).__name__}")
+    for index, text in enumerate(statements):
+        if not (isinstance(text, str) and text.isprintable() and text.strip() and len(text) <= _LONGEST_STATEMENT):
+            found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+            raise ValueError(
+                f"not_covered[{index}] must be 1 to {_LONGEST_STATEMENT} printable characters without line breaks, "
+                f"got {found}"
+            )
+    return list(statements)
+
+
 def _plain(value: Any) -> Any:
     """The same without NaN and infinities, which JSON does not have: they become strings."""
     if isinstance(value, Mapping):
@@ -396,7 +323,7 @@ def _bounds_table(bounds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _schedule_table(schedule: Sequence[Mapping[str, Any]]) -> str:
-    rows = [(_epochs(r), str(r["passes"]), str(r["steps"]), _short(r["noise_multiplier"])) for r in schedule]
+    rows = [(_epochs(r), str(r["passes"]), str(r["steps"]), short(r["noise_multiplier"])) for r in schedule]
     if len(rows) > _LONGEST_TABLE:
         half = _LONGEST_TABLE // 2
         rows = [*rows[:half], ("…", "…", "…", "…"), *rows[-half:]]
@@ -418,16 +345,8 @@ def _changes(name: str, values: Sequence[Any]) -> str:
     return ", then ".join(text for i, text in enumerate(shown) if i == 0 or text != shown[i - 1])
 
 
-def _known(run: Mapping[str, Any], name: str) -> str:
-    return "not recorded" if run.get(name) is None else _short(run[name])
-
-
 def _digits(epsilon: float | str) -> str:
     return format_epsilon(float(epsilon))
-
-
-def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _escape(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -160,6 +161,15 @@ def check_books(batches: object, budget: object, unit: str, ledger: object, coll
             f"unit={unit!r} does not fit the sampler: with unit='example' use PoissonBatches(unit='example') or "
             "ShuffledBatches(batch_size=1), with unit='micro_batch' PoissonBatches(unit='micro_batch')"
         )
+
+
+def warn_of_discards(discarded: int, number: int) -> None:
+    """Says once that micro-batches could not be used; the warning points at the caller's step()."""
+    warnings.warn(
+        f"{discarded} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones are "
+        "counted in optimizer.discarded without a warning",
+        stacklevel=7,
+    )
 
 
 def check_place(batches: Batches | None, collective: Collective) -> None:

@@ -16,7 +16,7 @@ from edpsgd import accounting, card
 from edpsgd.bounds import Bound, Report, format_epsilon
 from edpsgd.events import LedgerError
 from edpsgd.ledger import Ledger
-from edpsgd.noise import Decay, ExponentialDecay, LinearDecay
+from edpsgd.noise import Decay, ExponentialDecay, LinearDecay, parse_decay
 from edpsgd.planning import Schedule, Training
 
 LEDGER = "ledger.jsonl"
@@ -49,25 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(refused, file=sys.stderr)
         return 2
     return 0
-
-
-def parse_decay(text: str) -> Decay | None:
-    """A decay from its name: none, linear:TAU or exponential:TAU.
-
-    Example:
-        >>> parse_decay("linear:0.05")
-        LinearDecay(tau=0.05)
-    """
-    name, colon, tau = text.partition(":")
-    if text == "none":
-        return None
-    kinds: dict[str, Callable[[float], Decay]] = {"linear": LinearDecay, "exponential": ExponentialDecay}
-    if name not in kinds or not colon:
-        raise ValueError(f"decay must be none, linear:TAU or exponential:TAU, got {text!r}")
-    try:
-        return kinds[name](float(tau))
-    except ValueError:
-        raise ValueError(f"decay must have a finite TAU >= 0, as in {name}:0.05, got {text!r}") from None
 
 
 # -------------------------------------------------------------------- plan
@@ -242,9 +223,11 @@ def _card(args: argparse.Namespace) -> str:
         path = path / LEDGER
         if not path.exists():
             args.refuse(f"argument RUN: must be a ledger file or a folder with {LEDGER} in it, got {args.run!r}")
-    delta = args.delta if args.delta is not None else _written_delta(args, path.with_name(f"{card.NAME}.json"))
+    written = path.with_name(f"{card.NAME}.json")
+    delta = args.delta if args.delta is not None else _written_delta(args, written)
+    not_covered = _written_statements(args, written)
     try:
-        made = card.make(Ledger.read(path), delta)
+        made = card.make(Ledger.read(path), delta, not_covered=not_covered)
     except OSError as error:
         args.refuse(f"argument RUN: {args.run!r} cannot be read: {error.strerror or error}")
     except LedgerError as error:
@@ -263,6 +246,17 @@ def _written_delta(args: argparse.Namespace, path: Path) -> float:
         refuse(f"argument --delta: must be given, since there is no {path}")
     except (OSError, ValueError, KeyError, TypeError, argparse.ArgumentTypeError):
         refuse(f"argument --delta: must be given, since {path} holds none that can be read")
+
+
+def _written_statements(args: argparse.Namespace, path: Path) -> list[str]:
+    """What the run said that ε does not cover, from the card that it wrote, if there is one."""
+    refuse: Callable[[str], NoReturn] = args.refuse
+    try:
+        return card.stated(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError, KeyError, TypeError):
+        refuse(f"argument RUN: {path} cannot be read, and may say more of what ε does not cover: restore or remove it")
 
 
 # -------------------------------------------------------------------- flags

@@ -101,6 +101,33 @@ def per_layer_factors(norms: torch.Tensor, clip_norm: float, scales: torch.Tenso
     return torch.clamp(clip_norms / norms, max=1.0)
 
 
+class ClipCounter:
+    """Which share of the micro-batches was clipped: a diagnostic that no noise covers.
+
+    It counts on the device; only ``share`` waits for it.
+
+    Example:
+        >>> counter = ClipCounter()
+        >>> for norm in (0.5, 4.0):
+        ...     counter.add(flat_factor(torch.tensor([norm]), 1.0, None), torch.tensor(True))
+        >>> counter.share()
+        0.5
+    """
+
+    def __init__(self) -> None:
+        self._counts: torch.Tensor | None = None  # clipped ones, and all that were finite
+
+    def add(self, factors: torch.Tensor, finite: torch.Tensor) -> None:
+        """Counts a micro-batch with its factor, or its factors by layer, unless it was discarded."""
+        counts = torch.stack([(factors < 1.0).any() & finite, finite]).long()
+        self._counts = counts if self._counts is None else self._counts.to(counts.device) + counts
+
+    def share(self) -> float:
+        """Clipped ones over all; NaN if there was no micro-batch."""
+        clipped, finite = (0, 0) if self._counts is None else self._counts.tolist()
+        return clipped / finite if finite else math.nan
+
+
 def norm_contribution(norms: torch.Tensor, private: bool) -> torch.Tensor:
     """What a micro-batch tells of its layer norms: all of them (the paper) or, privately, only their proportions."""
     if not private:

@@ -95,10 +95,12 @@ class GradientSum:
                 torch._foreach_add_(views, sources)
         self._is_empty = False
 
-    def clamp_(self, limit: float) -> None:
-        """Bounds every element; infinities too."""
-        for buffer in self._buffers:
-            buffer.gradient.clamp_(-limit, limit)
+    def keep_finite_(self, workers: int, dtype: torch.dtype | None) -> None:
+        """Bounds every element if anything travels in float16, so that the sum over the workers is finite."""
+        if torch.float16 in {dtype, *(tensor.dtype for tensor in self.wire)}:
+            limit = 0.99 * torch.finfo(torch.float16).max / workers
+            for buffer in self._buffers:
+                buffer.gradient.clamp_(-limit, limit)
 
     def add_noise_(self, stream: GaussianStream, stds: Sequence[float], shard: int, shards: int) -> None:
         """Adds Gaussian noise of each layer's std to one of equal shards of the coordinates."""

@@ -60,6 +60,25 @@ class ExponentialDecay:
         return math.exp(-self.tau * epoch)
 
 
+def parse_decay(text: str) -> Decay | None:
+    """A decay from its name: none, linear:TAU or exponential:TAU.
+
+    Example:
+        >>> parse_decay("linear:0.05")
+        LinearDecay(tau=0.05)
+    """
+    name, colon, tau = text.partition(":")
+    if text == "none":
+        return None
+    kinds: dict[str, Callable[[float], Decay]] = {"linear": LinearDecay, "exponential": ExponentialDecay}
+    if name not in kinds or not colon:
+        raise ValueError(f"decay must be none, linear:TAU or exponential:TAU, got {text!r}")
+    try:
+        return kinds[name](float(tau))
+    except ValueError:
+        raise ValueError(f"decay must have a finite TAU >= 0, as in {name}:0.05, got {text!r}") from None
+
+
 class GaussianSource:
     """Independent Gaussian noise for every (rank, step), from one secret (privacy.md section 3).
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,15 +16,13 @@ from edpsgd.books import Books
 from edpsgd.bounds import Bound
 from edpsgd.budget import Budget
 from edpsgd.clipping import FirstStepNorms
-from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve
+from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve, wire_dtype
 from edpsgd.layers import Layers, describe_parameters, find_scales
 from edpsgd.ledger import Ledger
 from edpsgd.noise import Decay, GaussianSource
 from edpsgd.sampling import Batches
 from edpsgd.settings import Settings
 from edpsgd.wrapper import OptimizerWrapper
-
-_WIRE_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class PrivateOptimizer(OptimizerWrapper):
@@ -157,6 +154,15 @@ class PrivateOptimizer(OptimizerWrapper):
         """What set_epoch said last."""
         return self._epoch
 
+    @property
+    def clip_fraction(self) -> float:
+        """The share of this worker's micro-batches that were clipped in this epoch; NaN if there were none.
+
+        Per layer, one clipped layer is enough. Empty micro-batches and discarded ones do not count. Only reading it
+        waits for the device. It is a diagnostic that no noise covers: it is for the trainer's eyes only.
+        """
+        return self._clips.share()
+
     def epsilon(self, delta: float) -> Bound:
         """The tightest sound ε of everything in the ledger, with its conditions; cheap to ask after every epoch."""
         return self.ledger.epsilon(delta)
@@ -174,7 +180,7 @@ class PrivateOptimizer(OptimizerWrapper):
             raise RuntimeError("set_epoch() between accumulate() and step(): finish the step first")
         noise_multiplier = self._settings.noise_at(epoch)  # asked once, so that noise and ledger agree
         self._books.open_epoch(epoch)
-        self._epoch, self._noise_multiplier = epoch, noise_multiplier
+        self._epoch, self._noise_multiplier, self._clips = epoch, noise_multiplier, clipping.ClipCounter()
 
     @torch.no_grad()
     def accumulate(self, scaler: GradScaler | None = None) -> None:
@@ -239,8 +245,9 @@ class PrivateOptimizer(OptimizerWrapper):
         if self._layers.scales is None:
             self._add_norms(norms, finite)
         else:
-            factors = torch.where(finite, self._clip_factors(norms) * weight, 0.0)
-            self._layers.sum.add_(gradients, factors)
+            factors = self._clip_factors(norms)
+            self._clips.add(factors, finite)
+            self._layers.sum.add_(gradients, torch.where(finite, factors * weight, 0.0))
 
     def _clip_factors(self, norms: torch.Tensor) -> torch.Tensor:
         clip = clipping.per_layer_factors if self._settings.clipping == "per_layer" else clipping.flat_factor
@@ -282,38 +289,30 @@ class PrivateOptimizer(OptimizerWrapper):
     # ---------------------------------------------------------------- scales measured in the first step
 
     def _add_norms(self, norms: torch.Tensor, finite: torch.Tensor) -> None:
-        contribution = clipping.norm_contribution(norms, private=self._first_step_norms.noise_std > 0)
+        contribution = clipping.norm_contribution(norms, private=self._settings.first_step_norms.noise_std > 0)
         self._norm_sum = self._norm_sum + torch.where(finite, contribution, 0.0).float()
 
     def _measure_scales(self, number: int) -> None:
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
         layers, workers = len(self._layers), self._collective.size
         message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
-        z = self._first_step_norms.noise_multiplier or 0.0
+        z = self._settings.first_step_norms.noise_multiplier or 0.0
         refusal = self._books.refusal_of_layer_norms(z, self._closed) or self._books.charge_layer_norms(z)
         if refusal is None:
             message[:layers] += self._norm_sum
-        std = self._first_step_norms.noise_std / math.sqrt(workers)
+        std = self._settings.first_step_norms.noise_std / math.sqrt(workers)
         self._source.stream(number, "layer norms").add_to(message[:layers], std)
         self._sum_over_workers([message], message[layers:], number, refusal)
         scales = clipping.measured_scales(message[:layers].tolist())
         self._measured = dict(zip(self._layers.parameters, scales, strict=True))
         self._lay_out()
 
-    @property
-    def _first_step_norms(self) -> FirstStepNorms:
-        if not isinstance(self._settings.layer_scaling, FirstStepNorms):
-            raise TypeError("only FirstStepNorms are measured")
-        return self._settings.layer_scaling
-
     # ---------------------------------------------------------------- the workers
 
     def _send(self, number: int, refusal: Exception | None) -> None:
         """Replaces the worker's noised part by the noised mean over all workers, compressed on the way if so asked."""
-        dtype = _WIRE_DTYPES.get(self._settings.compression or "")
-        if torch.float16 in {dtype, *(tensor.dtype for tensor in self._layers.sum.wire)}:
-            limit = 0.99 * torch.finfo(torch.float16).max / self._collective.size
-            self._layers.sum.clamp_(limit)  # so that the sum is finite
+        dtype = wire_dtype(self._settings.compression)
+        self._layers.sum.keep_finite_(self._collective.size, dtype)
         self._sum_over_workers(self._layers.sum.wire, self._layers.sum.tail, number, refusal, dtype)
 
     def _sum_over_workers(
@@ -338,11 +337,7 @@ class PrivateOptimizer(OptimizerWrapper):
             raise refusal
         self._books.take()
         if discarded and not self.discarded:
-            warnings.warn(
-                f"{discarded} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones "
-                "are counted in optimizer.discarded without a warning",
-                stacklevel=5,
-            )
+            checks.warn_of_discards(discarded, number)
         self.discarded += discarded
 
     # ---------------------------------------------------------------- parameters
@@ -369,6 +364,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._steps = 0
         self._measured = None
         self.discarded = 0
+        self._clips = clipping.ClipCounter()
         self._state_made = False
         self._started = False
         self._lay_out()

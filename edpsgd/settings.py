@@ -84,6 +84,13 @@ class Settings:
         """The pairs of data sets for which the sensitivity holds."""
         return "add/remove, zero-out or replace" if self.unit == "micro_batch" else "add/remove or zero-out"
 
+    @property
+    def first_step_norms(self) -> FirstStepNorms:
+        """How the layer scales are measured, where they are."""
+        if not isinstance(self.layer_scaling, FirstStepNorms):
+            raise TypeError("only FirstStepNorms are measured")
+        return self.layer_scaling
+
     def noise_at(self, epoch: int) -> float:
         """The nominal noise multiplier z_t of an epoch."""
         if self.noise_decay is None:

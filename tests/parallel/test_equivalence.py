@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.common import Spy, assert_same, layers_of, private, reference_mean
+from tests.common import Bag, Spy, assert_same, layers_of, private, reference_mean, set_gradients
 
 STEPS, CLIP = 20, 0.3
 
@@ -79,6 +79,17 @@ def test_clipping_does_something() -> None:
     model = build()
     backward(model, 0, 0)
     assert torch.stack([p.grad.norm() for p in model.parameters()]).norm() > 2 * CLIP
+
+
+def test_clip_fraction_is_that_of_the_worker_itself(workers) -> None:
+    """Worker r has r large gradients among its three."""
+    model = Bag()
+    optimizer = private(model, clip_norm=1.0)
+    for k in range(3):
+        set_gradients(model, 1.0 if k < workers.rank else 1e-6)
+        optimizer.accumulate()
+    optimizer.step()
+    assert workers.gather(optimizer.clip_fraction) == [min(rank, 3) / 3 for rank in range(workers.size)]
 
 
 def test_one_message_a_step(workers) -> None:

@@ -293,6 +293,7 @@ def test_infinite_epsilon_and_metrics_are_valid_json() -> None:
     ("metrics", "message"),
     [
         ({"text": "turn on the light"}, "metrics\\['text'\\] must be an int or float, got str"),
+        ({"none": None}, "metrics\\['none'\\] must be an int or float, got NoneType"),
         ({"ok": True}, "metrics\\['ok'\\] must be an int or float, got bool"),
         ({"two\nlines": 1.0}, "metrics must have names of 1 to 80 printable characters, got 'two"),
         ({"x" * 81: 1.0}, "metrics must have names of 1 to 80"),
@@ -302,6 +303,49 @@ def test_infinite_epsilon_and_metrics_are_valid_json() -> None:
 def test_metrics_are_names_and_numbers(metrics: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         card.make(Ledger(), 1e-5, metrics)
+
+
+STATEMENTS = ["the word list: read from the training set", "early stopping on validation data after epoch 7"]
+
+
+def test_what_the_training_job_knows_comes_first() -> None:
+    ledger = ledger_of({**RUN, "seeded": True}, batching="shuffled")
+    plain = card.make(ledger, 1e-5, {"SER": 0.5})
+    made = card.make(ledger, 1e-5, {"SER": 0.5}, not_covered=[*STATEMENTS, STATEMENTS[0]])
+    assert made.not_covered == [*STATEMENTS, *plain.not_covered]
+    assert any("vocabulary and label sets" in text for text in plain.not_covered)
+    listed = section(made.markdown(), "Not covered by ε").splitlines()
+    assert listed[:2] == [f"- {text}" for text in STATEMENTS]
+    assert card.stated(json.loads(made.json())) == STATEMENTS
+    assert card.stated(json.loads(plain.json())) == []
+
+
+def test_statements_are_text_in_markdown() -> None:
+    made = card.make(Ledger(), 1e-5, not_covered=["a <b> tag"])
+    assert "- a &lt;b> tag\n" in made.markdown()
+    assert made.not_covered[0] == "a <b> tag"
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        (
+            ["fine", "two\nlines"],
+            r"not_covered\[1\] must be 1 to 200 printable characters without .*, got 9 characters$",
+        ),
+        (["two\u2028lines"], r"not_covered\[0\] must be .*, got 9 characters$"),
+        (["x" * 201], r"not_covered\[0\] must be .*, got 201 characters$"),
+        ([""], r"not_covered\[0\] must be .*, got 0 characters$"),
+        (["  "], r"not_covered\[0\] must be .*, got 2 characters$"),
+        ([None], r"not_covered\[0\] must be .*, got NoneType$"),
+        ("the word list", "not_covered must be a list of statements, got str$"),
+        (None, "not_covered must be a list of statements, got NoneType$"),
+    ],
+)
+def test_statements_are_short_lines(statements, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        card.make(Ledger(), 1e-5, not_covered=statements)
+    assert card.make(Ledger(), 1e-5, not_covered=("x" * 200,)).not_covered[0] == "x" * 200
 
 
 def test_a_bad_delta_is_refused() -> None:
@@ -326,11 +370,12 @@ def test_versions() -> None:
 def test_write_replaces_both_files_and_leaves_nothing_else(tmp_path) -> None:
     folder = tmp_path / "run" / "checkpoint"
     card.write(folder, ledger_of(RUN, z=2.0), 1e-5)
-    made = card.write(folder, ledger_of(RUN), 1e-5, {"SER": 0.5})
+    made = card.write(folder, ledger_of(RUN), 1e-5, {"SER": 0.5}, not_covered=STATEMENTS)
     assert sorted(os.listdir(folder)) == ["privacy_card.json", "privacy_card.md"]
     data = json.loads((folder / "privacy_card.json").read_text(encoding="utf-8"))
     assert data["epsilon"] == pytest.approx(4.37717809568122, rel=1e-9)
     assert data["delta"] == 1e-5
+    assert data["not_covered"][:2] == STATEMENTS
     assert (folder / "privacy_card.md").read_text(encoding="utf-8") == made.markdown()
 
 

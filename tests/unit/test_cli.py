@@ -10,7 +10,6 @@ import pytest
 
 from edpsgd import card, cli, planning
 from edpsgd.ledger import Ledger
-from edpsgd.noise import ExponentialDecay, LinearDecay
 
 TRAINING = ["--delta", "1e-5", "--examples", "8000", "--batch", "80"]
 PLAN = ["plan", "--epsilon", "8", *TRAINING, "--epochs", "20"]
@@ -253,14 +252,6 @@ def test_help(capsys) -> None:
     assert "--micro-batches" in capsys.readouterr().out
 
 
-def test_parse_decay() -> None:
-    assert cli.parse_decay("none") is None
-    assert cli.parse_decay("linear:0.5") == LinearDecay(0.5)
-    assert cli.parse_decay("exponential:1e-3") == ExponentialDecay(0.001)
-    with pytest.raises(ValueError, match="^decay must be none, linear:TAU or exponential:TAU, got 'Linear:1'$"):
-        cli.parse_decay("Linear:1")
-
-
 # -------------------------------------------------------------------- card
 
 
@@ -292,6 +283,25 @@ def test_card_takes_delta_from_the_card_of_the_run(capsys, folder) -> None:
     for damaged in ("{", "[]", '{"delta": 7}', '{"delta": null}', "{}"):
         (folder / "privacy_card.json").write_text(damaged)
         assert "holds none that can be read" in refused(capsys, "card", str(folder))
+
+
+def test_card_keeps_what_the_run_says_of_itself(capsys, folder) -> None:
+    """The metrics are not shown again, so they are not in the list either."""
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    card.write(folder, ledger, 1e-3, {"SER": 0.5}, not_covered=["the word list: read from the training set"])
+    plain = card.make(ledger, 1e-3).not_covered
+    for command in (["card", str(folder)], ["card", str(folder / "ledger.jsonl"), "--delta", "1e-5"]):
+        data = run_json(capsys, *command)
+        assert data["not_covered"] == ["the word list: read from the training set", *plain]
+        assert "- the word list: read from the training set\n" in run(capsys, *command)
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", "{}", '{"not_covered": "all"}', '{"not_covered": [7]}', "\xff"])
+def test_card_beside_a_card_that_cannot_be_read(capsys, folder, damaged) -> None:
+    path = folder / "privacy_card.json"
+    path.write_bytes(damaged.encode("latin-1"))
+    message = f"RUN {path} cannot be read, and may say more of what ε does not cover: restore or remove it"
+    assert message in refused(capsys, "card", str(folder), "--delta", "1e-5")
 
 
 def test_card_without_a_ledger(capsys, tmp_path) -> None:

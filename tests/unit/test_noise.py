@@ -11,7 +11,7 @@ import torch
 from scipy.stats import kstest, norm
 
 from edpsgd.clipping import given_scales, measured_scales
-from edpsgd.noise import GaussianSource, GaussianStream
+from edpsgd.noise import ExponentialDecay, GaussianSource, GaussianStream, LinearDecay, parse_decay
 from tests.common import FRESH, assert_std, assert_uncorrelated
 
 
@@ -109,3 +109,29 @@ def test_the_tails_reach_beyond_what_31_bits_can() -> None:
     target = torch.zeros(2)
     Zeros(bytes(16), bytearray(64)).add_to(target, 1.0)
     assert target[0].item() == pytest.approx(math.sqrt(2 * 63 * math.log(2)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "decay"),
+    [
+        ("none", None),
+        ("linear:0.5", LinearDecay(0.5)),
+        ("linear:0", LinearDecay(0.0)),
+        ("exponential:1e-3", ExponentialDecay(0.001)),
+    ],
+)
+def test_parse_decay(text, decay) -> None:
+    assert parse_decay(text) == decay
+
+
+@pytest.mark.parametrize("text", ["", "linear", "Linear:1", "none:1", "cosine:0.1", " linear:1", "0.05"])
+def test_decays_that_do_not_exist(text) -> None:
+    with pytest.raises(ValueError, match=f"^decay must be none, linear:TAU or exponential:TAU, got {text!r}$"):
+        parse_decay(text)
+
+
+@pytest.mark.parametrize("text", ["linear:", "linear:-1", "linear:nan", "exponential:inf", "linear:x", "linear:1:2"])
+def test_decays_with_a_bad_tau(text) -> None:
+    name = text.partition(":")[0]
+    with pytest.raises(ValueError, match=f"^decay must have a finite TAU >= 0, as in {name}:0.05, got {text!r}$"):
+        parse_decay(text)

@@ -1,0 +1,1 @@
+"""Reference models: CLC (character CNN, BiLSTM, CRF) and BERT, both with intent and slot heads."""

@@ -1,0 +1,201 @@
+"""BERT, or any Hugging Face encoder, with the two heads; the first piece of a word carries its slot."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, PretrainedConfig, PreTrainedTokenizerFast
+
+from models.heads import Batch, IntentSlotModel, length_mask, pad
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+MOST_PIECES = 12  # of one word; the rest of a longer word is not read
+
+
+def paper_configuration(vocabulary: int) -> BertConfig:
+    """The encoder of the paper: 4 layers, 12 heads, 312 wide."""
+    return BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=312,
+        num_hidden_layers=4,
+        num_attention_heads=12,
+        intermediate_size=1200,
+        max_position_embeddings=512,
+    )
+
+
+class BERT(IntentSlotModel):
+    """An encoder with an intent head on the mean of its outputs, and a slot head on the first piece of every word.
+
+    Args:
+        encoder: a Hugging Face encoder; or the configuration of a new one, as an object or as a mapping.
+        intents: how many there are.
+        tags: how many there are.
+        dropout: before the heads; the encoder has its own.
+
+    Example:
+        >>> model = BERT(BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=2, num_attention_heads=2), 3, 5)
+        >>> model.freeze("layers:1")
+        >>> any("layer.0" in name for name, p in model.named_parameters() if p.requires_grad)
+        False
+    """
+
+    def __init__(self, encoder: Any, intents: int, tags: int, dropout: float = 0.1) -> None:
+        if isinstance(encoder, Mapping):
+            encoder = AutoConfig.for_model(**encoder)
+        if isinstance(encoder, PretrainedConfig):
+            encoder = AutoModel.from_config(encoder)
+        super().__init__(encoder.config.hidden_size, intents, tags, dropout)
+        self.encoder: Any = encoder
+        self.encoder.pooler = None  # never used: it would be noised for nothing
+
+    @staticmethod
+    def pretrained(name_or_folder: str, intents: int, tags: int, dropout: float = 0.1) -> BERT:
+        """With the weights of a Hugging Face encoder."""
+        return BERT(AutoModel.from_pretrained(name_or_folder), intents, tags, dropout)
+
+    def settings(self) -> dict[str, Any]:
+        """The encoder's configuration and the dropout."""
+        return {"encoder": self.encoder.config.to_diff_dict(), "dropout": self.dropout.p}
+
+    def freeze(self, what: str) -> None:
+        """Trains less, so that less noise is needed.
+
+        Args:
+            what: "none", "embeddings", "layers:N" (the embeddings and the N lowest layers) or "encoder" (all but the
+                heads).
+        """
+        frozen: list[nn.Module] = []
+        if what in ("embeddings", "encoder") or what.startswith("layers:"):
+            frozen.append(self.encoder if what == "encoder" else self.encoder.embeddings)
+        if what.startswith("layers:"):
+            layers = self.encoder.encoder.layer
+            number = int(what[7:]) if what[7:].isdecimal() else -1
+            if not 0 <= number <= len(layers):
+                raise ValueError(f"freeze must be layers:N with N from 0 to {len(layers)}, got {what!r}")
+            frozen.extend(layers[:number])
+        elif not frozen and what != "none":
+            raise ValueError(f"freeze must be none, embeddings, layers:N or encoder, got {what!r}")
+        for module in frozen:
+            module.requires_grad_(False)
+
+    def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs at the first piece of each word, and the mean over all pieces."""
+        pieces, read = batch["pieces"], batch["read"]
+        hidden = self.encoder(input_ids=pieces, attention_mask=read).last_hidden_state
+        first = batch["first"].unsqueeze(2).expand(-1, -1, hidden.shape[2])
+        weights = read.unsqueeze(2).to(hidden.dtype)
+        return hidden.gather(1, first), (hidden * weights).sum(1) / weights.sum(1)
+
+
+class BertInputs:
+    """Turns words into pieces. Every distinct word is cut once, whatever the number of utterances that it stands in.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        most: the longest sequence of pieces that the encoder takes.
+    """
+
+    def __init__(self, tokenizer: Any, most: int = 512) -> None:
+        if not tokenizer.is_fast:
+            raise ValueError("the encoder needs a fast tokenizer, and Hugging Face has only a slow one for it")
+        self.tokenizer, self.most = tokenizer, most
+
+    @staticmethod
+    def pretrained(name_or_folder: str) -> BertInputs:
+        """The tokenizer of a Hugging Face encoder."""
+        limit = getattr(AutoConfig.from_pretrained(name_or_folder), "max_position_embeddings", 512)
+        return BertInputs(AutoTokenizer.from_pretrained(name_or_folder, add_prefix_space=True), limit)
+
+    @staticmethod
+    def from_words(words: Iterable[str]) -> BertInputs:
+        """Whole words of a list, and single characters for all others.
+
+        Example:
+            >>> inputs = BertInputs.from_words(["call", "anna"])
+            >>> inputs.tokenizer.convert_ids_to_tokens(inputs.tokenizer("Call bo").input_ids)
+            ['[CLS]', 'call', 'b', '##o', '[SEP]']
+        """
+        letters = string.ascii_lowercase + string.digits + string.punctuation
+        pieces = dict.fromkeys([*SPECIAL, *letters, *(f"##{c}" for c in letters), *(w.lower() for w in words)])
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer.decoder = decoders.WordPiece()
+        names = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+        fast.backend_tokenizer.post_processor = _framed(vocabulary)
+        return BertInputs(fast)
+
+    def save(self, folder: Path) -> None:
+        """Writes the tokenizer, which knows nothing of the data."""
+        self.tokenizer.save_pretrained(folder)
+        (folder / "limit.json").write_text(json.dumps(self.most), encoding="utf-8")
+
+    @staticmethod
+    def load(folder: Path) -> BertInputs:
+        """What save wrote."""
+        most = json.loads((folder / "limit.json").read_text(encoding="utf-8"))
+        return BertInputs(AutoTokenizer.from_pretrained(folder), most)
+
+    def table(self, words: Sequence[str]) -> BertTable:
+        """Cuts every distinct word of some data into pieces, once."""
+        cut: list[list[int]] = []
+        for begin in range(0, len(words), 10_000):
+            part = [[word] for word in words[begin : begin + 10_000]]
+            cut += self.tokenizer(part, is_split_into_words=True, add_special_tokens=False).input_ids
+        unknown = [self.tokenizer.unk_token_id]
+        cut = [pieces[:MOST_PIECES] or unknown for pieces in cut]
+        tokenizer = self.tokenizer
+        frame = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+        return BertTable(cut, frame, self.most)
+
+
+class BertTable:
+    """The distinct words of some data as pieces."""
+
+    def __init__(self, cut: Sequence[Sequence[int]], frame: tuple[int, int, int], most: int) -> None:
+        self._sizes = np.array([len(pieces) for pieces in cut], dtype=np.int64)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._pieces = np.fromiter((piece for pieces in cut for piece in pieces), dtype=np.int64)
+        self._begin, self._end, self._padding = frame
+        self._most = most
+
+    def batch(self, word_ids: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """What BERT reads of utterances whose words stand one after the other."""
+        sizes = self._sizes[word_ids]  # pieces of each word
+        ends = np.cumsum(sizes)
+        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - sizes, sizes)
+        pieces = self._pieces[np.repeat(self._starts[word_ids], sizes) + within]
+        padded_sizes = pad(sizes, lengths)
+        totals = padded_sizes.sum(axis=1)
+        if len(totals) and totals.max() + 2 > self._most:
+            raise ValueError(f"an utterance has {totals.max()} pieces, and the encoder reads {self._most - 2} at most")
+        framed = np.full((len(lengths), int(totals.max(initial=1)) + 2), self._padding, dtype=np.int64)
+        framed[:, 0] = self._begin
+        framed[:, 1:-1][length_mask(totals)] = pieces
+        framed[np.arange(len(totals)), totals + 1] = self._end
+        batch = {
+            "pieces": framed,
+            "read": length_mask(totals + 2),
+            "first": (np.cumsum(padded_sizes, axis=1) - padded_sizes + 1) * length_mask(lengths),
+            "mask": length_mask(lengths),
+        }
+        return {name: torch.from_numpy(value) for name, value in batch.items()}
+
+
+def _framed(vocabulary: dict[str, int]) -> TemplateProcessing:
+    """[CLS] before and [SEP] after the pieces, for whoever calls the tokenizer itself."""
+    ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+    return TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)

@@ -1,0 +1,183 @@
+"""CLC: a character CNN joined with word vectors, BiLSTM layers, and the two heads (Ma & Hovy 2016)."""
+
+from __future__ import annotations
+
+import string
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from models.heads import Batch, IntentSlotModel, length_mask, pad
+from models.vectors import WordVectors, restore
+
+ALPHABET = string.ascii_letters + string.digits + string.punctuation  # public: no character is learned from the data
+PADDING, OTHER = 0, 1
+LONGEST_WORD = 24  # characters that the CNN sees
+
+
+class CLC(IntentSlotModel):
+    """Character CNN + word vectors -> BiLSTM layers -> intent (fully connected) and slots (CRF).
+
+    Args:
+        words: rows of the word table, row 0 for unknown words included.
+        dimension: of the word vectors.
+        intents: how many there are.
+        tags: how many there are.
+        train_words: whether the word table is trained.
+        hidden: width of an LSTM in one direction.
+        layers: of BiLSTM.
+        characters: dimension of a character.
+        filters: of the character CNN.
+        dropout: on the input, between the layers and before the heads.
+        word_dropout: how often a word's vector is hidden in training, so that its characters must do.
+    """
+
+    def __init__(
+        self,
+        words: int,
+        dimension: int,
+        intents: int,
+        tags: int,
+        train_words: bool = False,
+        hidden: int = 384,
+        layers: int = 2,
+        characters: int = 32,
+        filters: int = 64,
+        dropout: float = 0.4,
+        word_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(2 * hidden, intents, tags, dropout)
+        self._settings = {
+            "words": words,
+            "dimension": dimension,
+            "train_words": train_words,
+            "hidden": hidden,
+            "layers": layers,
+            "characters": characters,
+            "filters": filters,
+            "dropout": dropout,
+            "word_dropout": word_dropout,
+        }
+        self.words = nn.Embedding(words, dimension)
+        self.words.weight.requires_grad_(train_words)
+        self.characters = nn.Embedding(len(ALPHABET) + 2, characters, padding_idx=PADDING)
+        self.convolution = nn.Conv1d(characters, filters, kernel_size=3, padding=1)
+        between = dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(dimension + filters, hidden, layers, batch_first=True, bidirectional=True, dropout=between)
+        self.word_dropout = word_dropout
+        nn.init.normal_(self.words.weight, std=0.1)
+        with torch.no_grad():
+            self.words.weight[0] = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments, but for intents and tags."""
+        return dict(self._settings)
+
+    def set_words(self, table: npt.NDArray[np.float32]) -> None:
+        """Puts pretrained vectors into the word table, after the row for unknown words."""
+        with torch.no_grad():
+            self.words.weight[1:] = torch.from_numpy(table)
+
+    def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """BiLSTM outputs of the words, and their largest values over the utterance."""
+        inputs = self.dropout(self._inputs(batch))
+        packed = pack_padded_sequence(inputs, batch["lengths"], batch_first=True, enforce_sorted=False)
+        outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])
+        hidden = outputs.masked_fill(~batch["mask"].unsqueeze(2), -torch.inf)
+        return outputs, hidden.max(dim=1).values
+
+    def _inputs(self, batch: Batch) -> torch.Tensor:
+        """Every distinct word of the batch is looked at once, and its features put wherever it stands."""
+        rows, place = batch["rows"], batch["place"]
+        vectors = self.words(rows)
+        if "made" in batch:  # vectors of words out of the table, made of their subwords
+            vectors = torch.cat([vectors, batch["made"]])
+        letters = self.convolution(self.characters(batch["characters"]).transpose(1, 2)).max(dim=2).values
+        placed = vectors[place]
+        if self.training and self.word_dropout > 0:
+            kept = torch.rand(place.shape, device=place.device) >= self.word_dropout
+            placed = placed * kept.unsqueeze(2)
+        return torch.cat([placed, torch.relu(letters)[place]], dim=2)
+
+
+class ClcInputs:
+    """Turns words into what CLC reads: rows of the word table, characters, and vectors of words out of the table.
+
+    Args:
+        vectors: the word list, with or without vectors; nothing but public words belongs here.
+
+    Example:
+        >>> inputs = ClcInputs(WordVectors(["call", "anna"], None, "list", 8))
+        >>> batch = inputs.table(["call", "bob", "anna"]).batch(np.array([0, 2, 1]), np.array([2, 1]))
+        >>> batch["rows"][batch["place"]].tolist(), batch["mask"].tolist()
+        ([[1, 2], [0, 1]], [[True, True], [True, False]])
+    """
+
+    def __init__(self, vectors: WordVectors) -> None:
+        self.vectors = vectors
+
+    def save(self, folder: Path) -> None:
+        """Writes the word list and what makes vectors of other words; never words of the data."""
+        self.vectors.save(folder)
+
+    @staticmethod
+    def load(folder: Path) -> ClcInputs:
+        """What save wrote."""
+        return ClcInputs(restore(folder))
+
+    def table(self, words: Sequence[str]) -> ClcTable:
+        """Looks every distinct word of some data up, once."""
+        rows = self.vectors.lookup(words) + 1
+        made: list[npt.NDArray[np.float32]] = []
+        for number in np.flatnonzero(rows == 0).tolist():
+            vector = self.vectors.out_of_vocabulary(words[number])
+            if vector is not None:
+                made.append(vector)
+                rows[number] = -len(made)
+        return ClcTable(rows, _spell(words), np.array(made, dtype=np.float32))
+
+
+class ClcTable:
+    """The distinct words of some data as numbers; a row below zero stands for a vector that was made of subwords."""
+
+    def __init__(
+        self, rows: npt.NDArray[np.int64], characters: npt.NDArray[np.uint8], made: npt.NDArray[np.float32]
+    ) -> None:
+        self._rows, self._characters, self._made = rows, characters, made
+
+    def batch(self, word_ids: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """What CLC reads of utterances whose words stand one after the other."""
+        distinct, place = np.unique(word_ids, return_inverse=True)
+        order = np.argsort(self._rows[distinct] < 0, kind="stable")  # words of the table first
+        distinct, place = distinct[order], np.argsort(order)[place]
+        rows, spelled = self._rows[distinct], self._characters[distinct]
+        longest = max(1, int((spelled != PADDING).sum(axis=1).max(initial=1)))
+        batch: dict[str, Any] = {
+            "rows": rows[rows >= 0],
+            "characters": spelled[:, :longest].astype(np.int64),
+            "place": pad(place, lengths),
+            "mask": length_mask(lengths),
+            "lengths": lengths,
+        }
+        if (rows < 0).any():
+            batch["made"] = self._made[-rows[rows < 0] - 1]
+        return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in batch.items()}
+
+
+def _spell(words: Sequence[str]) -> npt.NDArray[np.uint8]:
+    """Characters as numbers, accents left out; of longer words the first and the last."""
+    codes = {character: number for number, character in enumerate(ALPHABET, 2)}
+    spelled = np.full((len(words), LONGEST_WORD), PADDING, dtype=np.uint8)
+    for number, word in enumerate(words):
+        plain = [c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c)]
+        if len(plain) > LONGEST_WORD:
+            plain = plain[: LONGEST_WORD // 2] + plain[-LONGEST_WORD // 2 :]
+        spelled[number, : len(plain)] = [codes.get(c, OTHER) for c in plain]
+    return spelled

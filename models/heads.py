@@ -1,0 +1,120 @@
+"""What both models share: an intent head, a slot head with a CRF, one loss per utterance, and decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torchcrf import CRF
+
+Batch = Mapping[str, torch.Tensor]
+
+
+class Prediction(NamedTuple):
+    """What a model says about one utterance.
+
+    Attributes:
+        intent: the number of the likeliest intent.
+        intent_score: its probability.
+        tags: the numbers of the likeliest sequence of tags.
+        tag_scores: the probability of each of these tags given the whole utterance; empty if not asked for.
+    """
+
+    intent: int
+    intent_score: float
+    tags: list[int]
+    tag_scores: list[float]
+
+
+class IntentSlotModel(nn.Module):
+    """An encoder of utterances with two heads: a linear layer for the intent, a linear layer and a CRF for the slots.
+
+    Sub-classes say what the features are. A batch holds ``mask`` (utterances x words), whatever the encoder reads and,
+    for training, ``tags`` (utterances x words) and ``intents``.
+
+    Args:
+        width: of the features.
+        intents: how many there are.
+        tags: how many there are.
+        dropout: on the features, before the heads.
+    """
+
+    def __init__(self, width: int, intents: int, tags: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.intent = nn.Linear(width, intents)
+        self.slots = nn.Linear(width, tags)
+        self.crf = CRF(tags, batch_first=True)
+
+    def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the words (utterances x words x width) and of the utterances (utterances x width)."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """What makes the same model anew, but for its weights, intents and tags; JSON-ready."""
+        raise NotImplementedError
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Those that no pretrained encoder has."""
+        return [p for part in (self.intent, self.slots, self.crf) for p in part.parameters()]
+
+    def scores(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the intents, and of the tags of each word before the CRF."""
+        words, utterances = self.features(batch)
+        return self.intent(self.dropout(utterances)), self.slots(self.dropout(words))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """One loss per utterance: cross entropy of the intent, and negative log-likelihood of the tags by the CRF.
+
+        The loss of an utterance does not depend on the others in the batch.
+        """
+        intents, emissions = self.scores(batch)
+        intent_loss = nn.functional.cross_entropy(intents, batch["intents"], reduction="none")
+        return intent_loss - self.crf(emissions, batch["tags"], mask=batch["mask"], reduction="none")
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, with_scores: bool = False) -> list[Prediction]:
+        """The likeliest intent and tags of every utterance; the probabilities of the tags cost a backward pass."""
+        intents, emissions = self.scores(batch)
+        best = torch.softmax(intents, dim=1).max(dim=1)
+        tags = self.crf.decode(emissions, mask=batch["mask"])
+        scores = self._marginals(emissions, tags, batch["mask"]) if with_scores else [[] for _ in tags]
+        rows = zip(best.indices.tolist(), best.values.tolist(), tags, scores, strict=True)
+        return [Prediction(*row) for row in rows]
+
+    def _marginals(self, emissions: torch.Tensor, tags: list[list[int]], mask: torch.Tensor) -> list[list[float]]:
+        """P(tag of a word | utterance): one minus the gradient of the tags' log-likelihood by their own emissions.
+
+        The log-likelihood is a sum of scores minus the log-partition, whose gradient are the marginals.
+        """
+        padded = torch.zeros(mask.shape, dtype=torch.long)
+        for row, sequence in enumerate(tags):
+            padded[row, : len(sequence)] = torch.tensor(sequence)
+        padded = padded.to(mask.device)
+        with torch.enable_grad():
+            free = emissions.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.crf(free, padded, mask=mask, reduction="sum"), free)
+        chosen = 1.0 - gradient.gather(2, padded.unsqueeze(2)).squeeze(2)
+        lists = chosen.clamp(0.0, 1.0).tolist()
+        return [row[: len(sequence)] for row, sequence in zip(lists, tags, strict=True)]
+
+
+def pad(values: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64], fill: int = 0) -> npt.NDArray[np.int64]:
+    """Sequences that stand one after the other, as rows filled up on the right.
+
+    Example:
+        >>> pad(np.array([1, 2, 3]), np.array([2, 1])).tolist()
+        [[1, 2], [3, 0]]
+    """
+    padded = np.full((len(lengths), int(lengths.max(initial=1))), fill, dtype=np.int64)
+    padded[length_mask(lengths)] = values
+    return padded
+
+
+def length_mask(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which places of padded rows hold something."""
+    return np.arange(int(lengths.max(initial=1))) < lengths[:, None]

@@ -1,0 +1,113 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON, whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+_TENSOR = "tensor:"  # where a tensor was taken out of the JSON
+_TUPLE = "tuple"
+
+
+def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Writes a model's tensors, so that whoever looks finds the old file or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, temporary)
+        _sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """What save_weights wrote."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"the weights {path} are damaged: {error}") from None
+
+
+def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any]) -> Path:
+    """Writes a checkpoint into a folder of its own, and then removes older ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary, final = folder / ".new", folder / f"step-{step:09d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        save_weights(temporary / "weights.safetensors", model)
+        tensors: dict[str, torch.Tensor] = {}
+        content = {"step": step, "optimizer": _take_tensors(optimizer, tensors), "state": state}
+        save_weights(temporary / "optimizer.safetensors", tensors)
+        (temporary / "state.json").write_text(json.dumps(content), encoding="utf-8")
+        _sync(temporary / "state.json")
+        _sync(temporary)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(temporary, final)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for old in _all(folder):
+        if old != final:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load(folder: Path) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
+    """The last checkpoint of a folder: the model's tensors, the optimizer's state and the job's."""
+    found = _all(folder)
+    if not found:
+        raise ValueError(f"there is no checkpoint in {folder}")
+    try:
+        content = json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))
+        tensors = load_weights(found[-1] / "optimizer.safetensors")
+        weights = load_weights(found[-1] / "weights.safetensors")
+        return weights, _put_tensors(content["optimizer"], tensors), content["state"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"the checkpoint {found[-1]} is damaged: {error}") from None
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"))
+
+
+def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The same without tensors, which go into the dictionary; JSON knows neither int keys nor tuples."""
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return _TENSOR + name
+    if isinstance(value, Mapping):
+        return {"items": [[_take_tensors(k, tensors), _take_tensors(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_take_tensors(item, tensors) for item in value]}
+    return [_take_tensors(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, str) and value.startswith(_TENSOR):
+        return tensors[value[len(_TENSOR) :]]
+    if isinstance(value, dict) and _TUPLE in value:
+        return tuple(_put_tensors(item, tensors) for item in value[_TUPLE])
+    if isinstance(value, dict):
+        return {_put_tensors(k, tensors): _put_tensors(v, tensors) for k, v in value["items"]}
+    return [_put_tensors(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+def _sync(path: Path) -> None:
+    """To the disk, not only to the operating system."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,144 @@
+"""Answers of a trained model: `python -m tasks.predict --run DIR` on standard input, a file or --text.
+
+One utterance per line; words are what blanks separate. Nothing that is read is kept or logged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from models.heads import Prediction
+from tasks.corpus import OUTSIDE, Corpus, Utterance, spans
+from tasks.examples import Examples, to_device
+from tasks.run import Parts, load
+
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+CHUNK = 2048  # lines that are read, sorted by length and answered together
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    flags = _parser().parse_args(arguments)
+    try:
+        parts = load(flags.run)
+        parts.model.to(device := _device(flags.device))
+        with _opened(flags) as lines:
+            answers = predict(parts, lines, flags.batch_size, with_scores=not flags.no_scores, device=device)
+            _write(answers, as_json=flags.json or not sys.stdout.isatty())
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+def predict(
+    parts: Parts,
+    texts: Iterable[str],
+    batch_size: int = 64,
+    with_scores: bool = True,
+    device: torch.device | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Answers in the order of the texts, each a dictionary: text, intent, score, slots.
+
+    The score of the intent is its probability. That of a slot is the smallest probability of its tags given the whole
+    utterance. Without words there is nothing to answer: intent is None.
+    """
+    lines = iter(texts)
+    while chunk := list(islice(lines, CHUNK)):
+        words = [tuple(text.split()) for text in chunk]
+        found = _answers(parts, [w for w in words if w], batch_size, with_scores, device or torch.device("cpu"))
+        for text, said in zip(chunk, words, strict=True):
+            yield _readable(parts, text.strip(), next(found) if said else None)
+
+
+def _answers(
+    parts: Parts, said: list[tuple[str, ...]], batch_size: int, with_scores: bool, device: torch.device
+) -> Iterator[Prediction]:
+    """Predictions in order; computed in batches of similar length."""
+    corpus = Corpus(Utterance(words, (OUTSIDE,) * len(words), "") for words in said)
+    rows = np.arange(len(corpus))
+    examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, batch_size)
+    answers: dict[int, Prediction] = {}
+    for numbers in examples.sorted_parts(rows):
+        predicted = parts.model.predict(to_device(examples.batch(numbers), device), with_scores)
+        answers.update(zip(numbers.tolist(), predicted, strict=True))
+    return (answers[number] for number in range(len(corpus)))
+
+
+def _readable(parts: Parts, text: str, answer: Prediction | None) -> dict[str, Any]:
+    """What a program or a person reads; places of slots are characters of the text."""
+    if answer is None:
+        return {"text": text, "intent": None, "score": None, "slots": []}
+    places = [match.span() for match in re.finditer(r"\S+", text)]
+    slots = []
+    for kind, first, end in spans([parts.labels.tags[tag] for tag in answer.tags]):
+        start, stop = places[first][0], places[end - 1][1]
+        slot = {"type": kind, "value": text[start:stop], "start": start, "end": stop}
+        slots.append({**slot, "score": min(answer.tag_scores[first:end])} if answer.tag_scores else slot)
+    return {"text": text, "intent": parts.labels.intents[answer.intent], "score": answer.intent_score, "slots": slots}
+
+
+def _write(answers: Iterable[dict[str, Any]], as_json: bool) -> None:
+    """One line for each answer: JSON for programs, colours for people."""
+    console = Console(highlight=False)
+    for answer in answers:
+        if as_json:
+            print(json.dumps(answer, ensure_ascii=False))
+        else:
+            console.print(_coloured(answer), soft_wrap=True)
+
+
+def _coloured(answer: dict[str, Any]) -> Text:
+    if answer["intent"] is None:
+        return Text("(nothing said)", style="dim")
+    line = Text.assemble((f"{answer['intent']} {answer['score']:.0%}", "bold"), "  ")
+    end = 0
+    kinds = sorted({slot["type"] for slot in answer["slots"]})
+    for slot in answer["slots"]:
+        colour = COLOURS[kinds.index(slot["type"]) % len(COLOURS)]
+        score = f" {slot['score']:.0%}" if "score" in slot else ""
+        line.append(answer["text"][end : slot["start"]])
+        line.append(slot["value"], style=f"bold {colour}")
+        line.append(f"[{slot['type']}{score}]", style=colour)
+        end = slot["end"]
+    line.append(answer["text"][end:])
+    return line
+
+
+def _opened(flags: argparse.Namespace) -> AbstractContextManager[Iterable[str]]:
+    if flags.text is not None:
+        return nullcontext(flags.text)
+    return nullcontext(sys.stdin) if flags.file is None else open(flags.file, encoding="utf-8")
+
+
+def _device(name: str) -> torch.device:
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tasks.predict", description="Intent and slots of utterances.")
+    parser.add_argument("file", nargs="?", type=Path, help="utterances, one per line; standard input if not given")
+    parser.add_argument("--run", required=True, type=Path, metavar="DIR", help="the run folder of a training")
+    parser.add_argument("--text", action="append", help="an utterance; may be given several times")
+    parser.add_argument("--json", action="store_true", help="JSON lines, also on a terminal")
+    parser.add_argument("--no-scores", action="store_true", help="leave out the scores of slots: faster")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="utterances computed at once")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A run folder: all that a colleague needs to use a model, or the job to go on.
+
+config.yaml, data.json (counts), labels.json, model.json, vocabulary/ (words, or a tokenizer), weights.safetensors,
+metrics.jsonl, ledger.jsonl, the privacy card, checkpoints/ and tensorboard/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from models import vectors as word_vectors
+from models.bert import BERT, BertInputs, paper_configuration
+from models.clc import CLC, ClcInputs
+from models.heads import IntentSlotModel
+from models.vectors import WordVectors
+from tasks import checkpoints, generate
+from tasks.config import Config
+from tasks.corpus import Corpus
+from tasks.examples import Labels, Rows
+
+WEIGHTS = "weights.safetensors"
+KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
+
+
+@dataclass
+class Parts:
+    """A model with what stands around it."""
+
+    model: IntentSlotModel
+    inputs: ClcInputs | BertInputs
+    labels: Labels
+
+    def save(self, folder: Path) -> None:
+        """Everything but the weights, which change."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "labels.json").write_text(json.dumps(asdict(self.labels), indent=1), encoding="utf-8")
+        kind = next(kind for kind, (model, _) in KINDS.items() if isinstance(self.model, model))
+        about = {"kind": kind, "settings": self.model.settings()}
+        (folder / "model.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        self.inputs.save(folder / "vocabulary")
+
+    def save_weights(self, folder: Path) -> None:
+        """All tensors of the model."""
+        checkpoints.save_weights(folder / WEIGHTS, self.model.state_dict())
+
+
+def load(folder: str | Path) -> Parts:
+    """The model of a run folder, on the CPU and ready to predict."""
+    folder = Path(folder)
+    try:
+        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        labels = Labels(**json.loads((folder / "labels.json").read_text(encoding="utf-8")))
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise ValueError(f"{folder} is not a run folder, or it is damaged: {error}") from None
+    model_class, inputs_class = KINDS[about["kind"]]
+    model = model_class(**about["settings"], intents=len(labels.intents), tags=len(labels.tags))
+    model.load_state_dict(weights)
+    return Parts(model.eval(), inputs_class.load(folder / "vocabulary"), labels)
+
+
+def build(config: Config, corpus: Corpus, rows: Rows) -> tuple[Parts, list[str]]:
+    """A new model for a corpus of which some rows are for training; and what no noise covers in it."""
+    labels, not_covered = _labels(config, corpus, rows)
+    words = _word_list(config, corpus, rows) if config.vectors is None and config.pretrained is None else None
+    if words is not None and config.vocabulary == "training-set":
+        not_covered.append("the word list: it was read from the training set, and the run folder holds it")
+    new = _new_clc if config.model == "clc" else _new_bert
+    return new(config, words, labels), not_covered
+
+
+def _labels(config: Config, corpus: Corpus, rows: Rows) -> tuple[Labels, list[str]]:
+    if config.labels == "training-set":
+        note = "the label set: intents and slot types were read from the training set"
+        return Labels.of_rows(corpus, rows), [note]
+    try:
+        content = json.loads(Path(config.labels).read_text(encoding="utf-8"))
+        labels = Labels.of_slots(_strings(content["intents"]), _strings(content["slots"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"labels {config.labels} must be JSON with the lists intents and slots: {error!r}") from None
+    known = {*labels.intents, *labels.tags}
+    missing = sum(name not in known for name in {*_used(corpus.intents, corpus.intent_ids[rows]), *_tags(corpus, rows)})
+    if missing:
+        raise ValueError(f"labels {config.labels} lack {missing} intents or tags of the training set")
+    return labels, []
+
+
+def _strings(values: Any) -> list[str]:
+    if not (isinstance(values, list) and values and all(isinstance(value, str) for value in values)):
+        raise ValueError("not a list of strings")
+    return values
+
+
+def _used(names: list[str], numbers: Iterable[int]) -> list[str]:
+    return [names[number] for number in np.unique(np.fromiter(numbers, dtype=np.int64))]
+
+
+def _tags(corpus: Corpus, rows: Rows) -> list[str]:
+    return Labels.of_rows(corpus, rows).tags
+
+
+def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
+    """Public words: those of the generator or of a file; or, on request, those of the training set."""
+    if config.vocabulary == "public":
+        return generate.words()
+    if config.vocabulary == "training-set":
+        used = np.zeros(len(corpus.words), dtype=bool)
+        for row in rows:
+            used[corpus.word_ids[corpus.starts[row] : corpus.starts[row + 1]]] = True
+        return sorted({corpus.words[number].lower() for number in np.flatnonzero(used)})
+    try:
+        words = Path(config.vocabulary).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the word list {config.vocabulary}: {error}") from None
+    if not words:
+        raise ValueError(f"the word list {config.vocabulary} is empty")
+    return list(dict.fromkeys(words))
+
+
+def _new_clc(config: Config, words: list[str] | None, labels: Labels) -> Parts:
+    """With the vectors of a file, or with a word list whose vectors are to be learned."""
+    if words is None:
+        vectors = word_vectors.load(config.vectors or "", config.max_words)
+    else:
+        vectors = WordVectors(words, None, "list", config.dimension)
+    model = CLC(
+        words=len(vectors.words) + 1,
+        dimension=vectors.dimension,
+        intents=len(labels.intents),
+        tags=len(labels.tags),
+        train_words=config.train_vectors or words is not None,
+        hidden=config.hidden,
+        layers=config.layers,
+        dropout=0.4 if config.dropout is None else config.dropout,
+        word_dropout=config.word_dropout,
+    )
+    if vectors.table is not None:
+        model.set_words(vectors.table)
+    return Parts(model, ClcInputs(vectors), labels)
+
+
+def _new_bert(config: Config, words: list[str] | None, labels: Labels) -> Parts:
+    """With pretrained weights, or the paper's configuration with a word list."""
+    sizes = len(labels.intents), len(labels.tags), 0.1 if config.dropout is None else config.dropout
+    if words is None:
+        inputs = BertInputs.pretrained(config.pretrained or "")
+        model = BERT.pretrained(config.pretrained or "", *sizes)
+    else:
+        inputs = BertInputs.from_words(words)
+        model = BERT(paper_configuration(len(inputs.tokenizer)), *sizes)
+    model.freeze(config.freeze)
+    return Parts(model, inputs, labels)

@@ -1,0 +1,191 @@
+"""Fine-tunes an intent and slot model, privately or not: `python -m tasks.train`, also under horovodrun or torchrun.
+
+A run leaves a folder that a colleague can use: see tasks/run.py, and `python -m tasks.predict --run FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edpsgd import card
+from edpsgd.bounds import Bound
+from edpsgd.card import Card
+from tasks import generate, progress, readers, run
+from tasks.config import Config, parse, write_file
+from tasks.corpus import Corpus
+from tasks.evaluation import evaluate
+from tasks.examples import Examples
+from tasks.planning import Plan, make_batches, make_plan
+from tasks.splits import Split, near_duplicates, split
+from tasks.training import Training
+from tasks.workers import Workers, workers
+
+
+@dataclass(frozen=True)
+class Data:
+    """A corpus and its parts, as the model reads them."""
+
+    corpus: Corpus
+    parts: Split
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        folder: its run folder.
+        metrics: on the test set.
+        seconds: of training, validation left out.
+        epsilon: with its conditions; None for plain training.
+        card: the privacy card, on worker 0.
+    """
+
+    folder: Path
+    metrics: dict[str, float]
+    seconds: float
+    epsilon: Bound | None
+    card: Card | None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    config, flags = parse(arguments)
+    try:
+        with workers(config.device, config.threads) as team:
+            outcome = train(config, team, None if flags.resume is None else Path(flags.resume), flags.dry_run)
+            if outcome is not None and team.is_first:
+                print(table({config.private: outcome}))
+                print(f"\n{outcome.card.markdown()}\n" if outcome.card else "")
+                print(f"run folder: {outcome.folder}")
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
+    """A whole job; None if it is only planned."""
+    corpus = read(config)
+    rows = split(corpus, config.split, config.split_seed)
+    if min(len(rows.train), len(rows.validation), len(rows.test)) == 0:
+        raise ValueError(f"{len(corpus)} utterances are too few to train, validate and test on")
+    batches = make_batches(config, len(rows.train), team.collective)
+    plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
+    _say(team, _summary(config, corpus, rows, plan, team.collective.size))
+    if dry_run:
+        return None
+    folder = resume or _new_folder(config, team)
+    torch.manual_seed(config.seed if config.seed is not None else torch.seed())
+    parts, not_covered = (run.load(folder), []) if resume else run.build(config, corpus, rows.train)
+    data = _prepare(config, corpus, rows, parts)
+    if team.is_first and not resume:
+        _begin(folder, config, parts, data)
+    training = Training(config, team, parts, batches, plan, folder)
+    training.state.not_covered = not_covered
+    if resume:
+        training.load_checkpoint()
+    training.run(data.train, data.validation)
+    return _finish(config, team, training, data)
+
+
+def read(config: Config) -> Corpus:
+    """The corpus that the settings name."""
+    if config.task == "generated":
+        return Corpus(generate.utterances(config.examples, seed=config.split_seed))
+    return readers.read(config.task, config.data or "", config.skip_bad_lines)
+
+
+def _summary(config: Config, corpus: Corpus, rows: Split, plan: Plan | None, workers: int) -> str:
+    number = ", ".join(f"{len(part)} {name}" for name, part in vars(rows).items())
+    lines = [
+        f"{config.task}: {len(corpus)} utterances, {config.split} split: {number}; "
+        f"{corpus.repaired} I- tags read as B-, {corpus.skipped} bad lines skipped, {corpus.left_out} left out",
+        f"{config.model} on {workers} worker{'s' if workers > 1 else ''}, private: {config.private}",
+    ]
+    if plan is not None:
+        lines += plan.lines(config.delta)
+        if config.delta * len(rows.train) > 1:
+            lines.append(
+                f"  note: δ is above 1/{len(rows.train)}, one over the number of utterances: choose a smaller one"
+            )
+    return "\n".join(lines)
+
+
+def _prepare(config: Config, corpus: Corpus, rows: Split, parts: run.Parts) -> Data:
+    table = parts.inputs.table(corpus.words)
+    examples = [
+        Examples(corpus, part, table, parts.labels, config.bucket_size)
+        for part in (rows.train, rows.validation, rows.test)
+    ]
+    return Data(corpus, rows, *examples)
+
+
+def _new_folder(config: Config, team: Workers) -> Path:
+    """Worker 0 says where."""
+    name = f"{config.task}-{config.model}-{config.private}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(team.collective.gather(config.output or f"runs/{name}")[0])
+    if any((folder / name).exists() for name in ("config.yaml", run.WEIGHTS, "ledger.jsonl")):
+        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
+    team.collective.gather(None)  # all have looked before worker 0 writes
+    return folder
+
+
+def _begin(folder: Path, config: Config, parts: run.Parts, data: Data) -> None:
+    """What stays the same in a run folder, and the initial weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts.save(folder)
+    parts.save_weights(folder)
+    overlap = near_duplicates(data.corpus, data.parts)
+    facts = {
+        **{name: len(part) for name, part in vars(data.parts).items()},
+        **{name: getattr(data.corpus, name) for name in ("repaired", "skipped", "left_out")},
+        **vars(overlap),
+    }
+    (folder / "data.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    write_file(folder / "config.yaml", config)
+
+
+def _finish(config: Config, team: Workers, training: Training, data: Data) -> Outcome:
+    """Weights, metrics of the test set, and the card."""
+    found = evaluate(training.model, data.test, training.parts.labels, team.collective, team.device)
+    private, state, written = training.private, training.state, None
+    epsilon = None if private is None else private.epsilon(config.delta)
+    if team.is_first:
+        training.parts.save_weights(training.folder)
+        numbers = {f"test_{name}": value for name, value in found.items()}
+        last = {"step": state.step, "seconds": round(state.seconds, 3), **numbers}
+        progress.record(training.folder, last if epsilon is None else {**last, "epsilon": float(epsilon)})
+        if private is not None:
+            rounded = {name: round(value, 3) for name, value in numbers.items()}
+            written = card.write(training.folder, private.ledger, config.delta, rounded, state.not_covered)
+    return Outcome(training.folder, found, state.seconds, epsilon, written)
+
+
+def table(outcomes: Mapping[str, Outcome]) -> str:
+    """Jobs side by side."""
+    rows = [f"{'private':<10}{'SER':>8}{'intents':>10}{'slot F1':>10}{'time':>9}   ε"]
+    for name, outcome in outcomes.items():
+        found, epsilon = outcome.metrics, "no promise" if outcome.epsilon is None else str(outcome.epsilon)
+        rows.append(
+            f"{name:<10}{found['ser']:>6.2f} %{found['intent_accuracy']:>8.2f} %{found['slot_f1']:>8.2f} %"
+            f"{outcome.seconds:>7.1f} s   {epsilon}"
+        )
+    return "\n" + "\n".join(rows)
+
+
+def _say(team: Workers, text: str) -> None:
+    if team.is_first:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""The training loop: batches, losses, steps, validation, checkpoints. It reads from top to bottom."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+import edpsgd
+from edpsgd.sampling import Batches
+from tasks import checkpoints, progress
+from tasks.config import Config
+from tasks.evaluation import evaluate
+from tasks.examples import Examples, to_device
+from tasks.planning import Plan, layer_scaling
+from tasks.run import Parts
+from tasks.workers import Workers
+
+MicroBatches = list[list[int]]
+
+
+@dataclass
+class State:
+    """Where a training stands; in every checkpoint."""
+
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0  # summed over the utterances of this epoch and worker 0
+    utterances: int = 0
+    best: float | None = None  # SER on validation data
+    best_epoch: int = 0
+    is_stopped: bool = False
+    not_covered: list[str] = field(default_factory=list)
+
+
+class Training:
+    """One training of one model.
+
+    Args:
+        config: the settings.
+        workers: who takes part.
+        parts: the model and its labels; the model is moved to the worker's device.
+        batches: the sampler.
+        plan: the noise, None for plain training.
+        folder: the run folder.
+    """
+
+    def __init__(
+        self, config: Config, workers: Workers, parts: Parts, batches: Batches, plan: Plan | None, folder: Path
+    ) -> None:
+        self.config, self.workers, self.parts, self.batches, self.folder = config, workers, parts, batches, folder
+        self.state = State()
+        self.model = parts.model.to(workers.device).train()
+        workers.broadcast(self.model)
+        self._seed = secrets.randbits(62) if config.seed is None else config.seed
+        self._rates = _learning_rates(config)
+        self._plan = plan
+        self.optimizer = self._make_optimizer(plan)
+        self._loss = torch.zeros((), device=workers.device)
+
+    @property
+    def private(self) -> edpsgd.PrivateOptimizer | None:
+        """The optimizer, if it is a private one."""
+        return self.optimizer if isinstance(self.optimizer, edpsgd.PrivateOptimizer) else None
+
+    @property
+    def total_steps(self) -> int:
+        """Of all epochs."""
+        return self.config.epochs * self.batches.steps_per_epoch
+
+    def run(self, train: Examples, validation: Examples) -> None:
+        """All epochs that are left; a budget that is used up and early stopping end them before."""
+        shown = progress.Progress(
+            self.folder, self.total_steps, self.state.step, self.workers.is_first, self.config.tensorboard
+        )
+        try:
+            while self.state.epoch < self.config.epochs and not self.state.is_stopped:
+                self._epoch(train, validation, shown)
+        except edpsgd.BudgetExhausted as error:
+            self.state.is_stopped = True
+            self.state.not_covered.append(f"that the training ended early, in epoch {self.state.epoch}: budget used up")
+            shown.say(f"the budget is used up: {error}")
+        finally:
+            shown.close()
+        self._take_best()
+
+    # ---------------------------------------------------------------- an epoch
+
+    def _epoch(self, train: Examples, validation: Examples, shown: progress.Progress) -> None:
+        epsilon = self._begin_epoch()
+        begin = time.monotonic()
+        for micro_batches in self._steps():
+            self._step(train, micro_batches)
+            shown.move()
+            if shown.wants():
+                shown.show(_text(self._figures(), epsilon))
+            is_last = self.state.step % self.batches.steps_per_epoch == 0
+            if not is_last and self.config.checkpoint_every and self.state.step % self.config.checkpoint_every == 0:
+                self.state.seconds += time.monotonic() - begin
+                begin = time.monotonic()
+                self.save_checkpoint()
+        self.state.seconds += time.monotonic() - begin
+        self._end_epoch(validation, shown, epsilon)
+
+    def _begin_epoch(self) -> progress.EpsilonSoFar | None:
+        """A new pass over the data, or the rest of one."""
+        if self.private is not None:
+            self.private.set_epoch(self.state.epoch)
+            return progress.EpsilonSoFar(self.private, self.config.delta)
+        if not 0 < self.batches.position < self.batches.steps_per_epoch:
+            self.batches.set_epoch(self.state.epoch)
+        return None
+
+    def _steps(self) -> Iterator[MicroBatches]:
+        """The sampler's batches, as many at a time as a step takes; or every single example as one."""
+        drawn, number = iter(self.batches), self.batches.micro_batches or 1
+        while batches := list(islice(drawn, number)):
+            yield [[row] for row in batches[0]] if self.batches.micro_batches is None else batches
+
+    def _step(self, train: Examples, micro_batches: MicroBatches) -> None:
+        """One step of the optimizer."""
+        self._set_rates()
+        torch.manual_seed(_derived(self._seed, self.workers.collective.rank, self.state.step))  # dropout's
+        self.optimizer.zero_grad()
+        if self.private is not None:
+            self._private_backward(train, micro_batches)
+        else:
+            losses = [self._mean_loss(train, rows) for rows in micro_batches if rows]
+            if losses:
+                (torch.stack(losses).sum() / len(micro_batches)).backward()
+        self.optimizer.step()
+        if self.private is None:
+            self.batches.take()
+        self.state.step += 1
+
+    def _private_backward(self, train: Examples, micro_batches: MicroBatches) -> None:
+        """One gradient per micro-batch; step() closes the last one."""
+        for number, rows in enumerate(micro_batches, 1):
+            if rows:
+                self._mean_loss(train, rows).backward()
+            if self.private is not None and number < len(micro_batches):
+                self.private.accumulate()
+
+    def _mean_loss(self, train: Examples, rows: list[int]) -> torch.Tensor:
+        """Of the utterances of a micro-batch, computed in buckets of similar length."""
+        buckets = (to_device(bucket, self.workers.device) for bucket in train.buckets(rows))
+        total = torch.stack([self.model(bucket).sum() for bucket in buckets]).sum()
+        self._loss += total.detach()
+        self.state.utterances += len(rows)
+        return total / len(rows)
+
+    def _set_rates(self) -> None:
+        """The learning rate is a function of the step alone, so that a resumed run has the same."""
+        share = self.state.step / self.total_steps
+        factor = min(1.0, (share + 1 / self.total_steps) / self.config.warmup) if self.config.warmup else 1.0
+        if self.config.schedule == "linear":
+            factor = min(factor, (1 - share) / max(1e-9, 1 - self.config.warmup))
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
+    # ---------------------------------------------------------------- the end of an epoch
+
+    def _end_epoch(self, validation: Examples, shown: progress.Progress, epsilon: progress.EpsilonSoFar | None) -> None:
+        found = evaluate(self.model, validation, self.parts.labels, self.workers.collective, self.workers.device)
+        figures, cost = self._figures(), {}
+        if self.private is not None:
+            cost = {"epsilon": float(self.private.epsilon(self.config.delta))}
+        place = {"epoch": self.state.epoch, "step": self.state.step, "seconds": round(self.state.seconds, 3)}
+        shown.record({**place, **figures, **cost, **{f"validation_{name}": value for name, value in found.items()}})
+        shown.say(
+            f"epoch {self.state.epoch + 1}/{self.config.epochs}   {_text(figures, epsilon)}   "
+            f"validation SER {found['ser']:.2f} %   {self.state.seconds:.0f} s"
+        )
+        self._look_for_best(found["ser"], shown)
+        self.state.epoch += 1
+        self.state.loss, self.state.utterances = 0.0, 0
+        self._loss.zero_()
+        self.save_checkpoint()
+
+    def _look_for_best(self, ser: float, shown: progress.Progress) -> None:
+        if self.config.early_stopping is None:
+            return
+        if self.state.best is None or ser < self.state.best:
+            self.state.best, self.state.best_epoch = ser, self.state.epoch
+            if self.workers.is_first:
+                checkpoints.save_weights(self.folder / "best.safetensors", self._trained())
+        elif self.state.epoch - self.state.best_epoch >= self.config.early_stopping:
+            self.state.is_stopped = True
+            shown.say(f"no better SER on validation data since epoch {self.state.best_epoch + 1}: stopped")
+
+    def _take_best(self) -> None:
+        """Early stopping keeps the model of the best epoch, and the card says who chose it."""
+        if self.state.best is None:
+            return
+        self.workers.collective.gather(None)  # worker 0 has written it
+        self.model.load_state_dict(checkpoints.load_weights(self.folder / "best.safetensors"), strict=False)
+        self.state.not_covered.append(
+            f"the choice of epoch {self.state.best_epoch + 1}: early stopping by the error rate on validation data"
+        )
+
+    # ---------------------------------------------------------------- figures
+
+    def _figures(self) -> dict[str, float]:
+        """Of worker 0, for people who run the job; no noise covers the loss and the clip fraction."""
+        loss = (self.state.loss + float(self._loss)) / max(1, self.state.utterances)
+        if self.private is None or self._plan is None:
+            return {"loss": loss}
+        factor = 1.0 if self._plan.decay is None else self._plan.decay(self.state.epoch)
+        noise = self._plan.noise_multiplier * factor
+        return {"loss": loss, "clip_fraction": self.private.clip_fraction, "noise_multiplier": noise}
+
+    # ---------------------------------------------------------------- the optimizer and checkpoints
+
+    def _make_optimizer(self, plan: Plan | None) -> torch.optim.Optimizer:
+        config, heads = self.config, {id(p) for p in self.model.head_parameters()}
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        groups = [[p for p in trained if (id(p) in heads) == is_head] for is_head in (False, True)]
+        params = [{"params": group} for group in groups]
+        inner = torch.optim.AdamW(params, weight_decay=config.weight_decay, fused=True)
+        if plan is None:
+            return self.workers.averaged(inner, self.model)
+        return edpsgd.PrivateOptimizer(
+            inner,
+            self.model.named_parameters(),
+            clip_norm=config.clip_norm,
+            noise_multiplier=plan.noise_multiplier,
+            noise_decay=plan.decay,
+            clipping=config.clipping,
+            unit="example" if config.private == "example" else "micro_batch",
+            layer_scaling=layer_scaling(config),
+            noise=config.noise,
+            noise_placement=config.placement,
+            collective=self.workers.collective,
+            seed=config.seed,
+            ledger=self.folder / "ledger.jsonl",
+            batches=self.batches,
+            budget=None if config.epsilon is None else edpsgd.Budget(config.epsilon, config.delta),
+        )
+
+    def _trained(self) -> dict[str, torch.Tensor]:
+        """The tensors that change; the others are in the run folder's weights from the beginning."""
+        names = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name in names}
+
+    def save_checkpoint(self) -> None:
+        """On worker 0."""
+        self.state.loss += float(self._loss)
+        self._loss.zero_()
+        optimizer = self.optimizer.state_dict()
+        if self.workers.is_first:
+            state = {"training": asdict(self.state), "batches": self.batches.state_dict()}
+            checkpoints.save(self.folder / "checkpoints", self.state.step, self._trained(), optimizer, state)
+
+    def load_checkpoint(self) -> None:
+        """Goes on from the last checkpoint of the run folder; all workers load the same."""
+        weights, optimizer, state = checkpoints.load(self.folder / "checkpoints")
+        self.model.load_state_dict(weights, strict=False)
+        self.state = State(**state["training"])
+        self.optimizer.load_state_dict(optimizer)
+        if self.private is None:
+            self.batches.load_state_dict(state["batches"])
+        if self.workers.is_first:
+            progress.drop_later_lines(self.folder, self.state.step)
+
+
+def _learning_rates(config: Config) -> list[float]:
+    """Of the encoder and of the heads."""
+    encoder = config.learning_rate or (1e-3 if config.model == "clc" else 5e-5)
+    return [encoder, config.head_learning_rate or max(encoder, 1e-3)]
+
+
+def _derived(seed: int, rank: int, step: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _text(figures: dict[str, float], epsilon: progress.EpsilonSoFar | None) -> str:
+    text = f"loss {figures['loss']:.3f}"
+    if epsilon is None:
+        return text
+    return f"{text}   clipped {figures['clip_fraction']:.0%}   noise {figures['noise_multiplier']:.3g}   ε {epsilon}"

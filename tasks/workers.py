@@ -1,0 +1,111 @@
+"""Where a job runs: one process, the workers of horovodrun or those of torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from edpsgd.collectives import Collective, resolve
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a job, as one of them sees them.
+
+    Attributes:
+        launcher: "horovod", "torch" or "local".
+        collective: how they talk.
+        device: where this one computes; with GPUs, the one of its local rank.
+    """
+
+    launcher: str
+    collective: Collective
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0, which writes and talks."""
+        return self.collective.rank == 0
+
+    def broadcast(self, model: nn.Module) -> None:
+        """Gives every worker the model of worker 0."""
+        if self.launcher == "horovod":
+            _horovod().broadcast_parameters(model.state_dict(), root_rank=0)
+        elif self.launcher == "torch":
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, 0)
+
+    def averaged(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of plain training: it steps on the mean gradient of all workers."""
+        if self.launcher == "horovod":
+            named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            return _horovod().DistributedOptimizer(optimizer, named_parameters=named)
+        if self.launcher == "torch":
+            optimizer.register_step_pre_hook(_average)
+        return optimizer
+
+
+@contextmanager
+def workers(device: str = "auto", threads: int | None = None) -> Iterator[Workers]:
+    """Starts whatever the launcher needs, and ends it."""
+    launcher = _launcher()
+    if launcher == "horovod":
+        _horovod().init()
+    elif launcher == "torch":
+        dist.init_process_group("nccl" if device != "cpu" and torch.cuda.is_available() else "gloo")
+    here = int(os.environ.get("HOROVOD_LOCAL_RANK") or os.environ.get("LOCAL_RANK") or 0)
+    beside = int(os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    torch.set_num_threads(threads or max(1, _cores() // beside))
+    try:
+        yield Workers(launcher, resolve(launcher), _device(device, here))
+    finally:
+        if launcher == "torch":
+            dist.destroy_process_group()
+
+
+def _launcher() -> str:
+    if "HOROVOD_RANK" in os.environ:
+        return "horovod"
+    return "torch" if "TORCHELASTIC_RUN_ID" in os.environ else "local"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, and torch finds no GPU")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _horovod() -> Any:
+    import horovod.torch as hvd
+
+    return hvd
+
+
+def _average(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Before a plain step under torchrun; a worker without data has zeros."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    sizes = [p.numel() for p in parameters]
+    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
