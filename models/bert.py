@@ -56,7 +56,7 @@ class BERT(IntentSlotModel):
         if isinstance(encoder, PretrainedConfig):
             encoder = AutoModel.from_config(encoder)
         super().__init__(encoder.config.hidden_size, intents, tags, dropout)
-        self.encoder: Any = encoder
+        self.encoder: Any = encoder.float()  # some are published in half precision, too coarse to train
         self.encoder.pooler = None  # never used: it would be noised for nothing
 
     @staticmethod
@@ -79,7 +79,7 @@ class BERT(IntentSlotModel):
         if what in ("embeddings", "encoder") or what.startswith("layers:"):
             frozen.append(self.encoder if what == "encoder" else self.encoder.embeddings)
         if what.startswith("layers:"):
-            layers = self.encoder.encoder.layer
+            layers = next(m for m in self.encoder.modules() if isinstance(m, nn.ModuleList))
             number = int(what[7:]) if what[7:].isdecimal() else -1
             if not 0 <= number <= len(layers):
                 raise ValueError(f"freeze must be layers:N with N from 0 to {len(layers)}, got {what!r}")
@@ -109,17 +109,20 @@ class BertInputs:
     def __init__(self, tokenizer: Any, most: int = 512) -> None:
         if not tokenizer.is_fast:
             raise ValueError("the encoder needs a fast tokenizer, and Hugging Face has only a slow one for it")
+        if None in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id):
+            raise ValueError("the encoder's tokenizer must have tokens for begin, end, padding and unknown, as BERT's")
         self.tokenizer, self.most = tokenizer, most
 
     @staticmethod
     def pretrained(name_or_folder: str) -> BertInputs:
         """The tokenizer of a Hugging Face encoder."""
         limit = getattr(AutoConfig.from_pretrained(name_or_folder), "max_position_embeddings", 512)
-        return BertInputs(AutoTokenizer.from_pretrained(name_or_folder, add_prefix_space=True), limit)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_folder, add_prefix_space=True)
+        return BertInputs(tokenizer, min(limit, tokenizer.model_max_length))  # RoBERTa has positions that it cannot use
 
     @staticmethod
     def from_words(words: Iterable[str]) -> BertInputs:
-        """Whole words of a list, and single characters for all others.
+        """Whole words of a list, also at the beginning of longer ones; and single characters for all else.
 
         Example:
             >>> inputs = BertInputs.from_words(["call", "anna"])
@@ -127,10 +130,12 @@ class BertInputs:
             ['[CLS]', 'call', 'b', '##o', '[SEP]']
         """
         letters = string.ascii_lowercase + string.digits + string.punctuation
-        pieces = dict.fromkeys([*SPECIAL, *letters, *(f"##{c}" for c in letters), *(w.lower() for w in words)])
+        normalizer = normalizers.BertNormalizer(lowercase=True)
+        known = (piece for word in words for piece in normalizer.normalize_str(word).split())
+        pieces = dict.fromkeys([*SPECIAL, *letters, *(f"##{c}" for c in letters), *known])
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.decoder = decoders.WordPiece()
         names = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
@@ -172,6 +177,16 @@ class BertTable:
         self._begin, self._end, self._padding = frame
         self._most = most
 
+    def check(self, word_ids: npt.NDArray[np.integer], starts: npt.NDArray[np.int64]) -> None:
+        """Refuses utterances that are too long for the encoder, before training rather than in the middle of it."""
+        before = np.concatenate([[0], np.cumsum(self._sizes[word_ids])])
+        self._check(np.diff(before[starts]))
+
+    def _check(self, totals: npt.NDArray[np.int64]) -> None:
+        longest = int(totals.max(initial=0))
+        if longest + 2 > self._most:
+            raise ValueError(f"an utterance has {longest} pieces, and the encoder reads {self._most - 2} at most")
+
     def batch(self, word_ids: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """What BERT reads of utterances whose words stand one after the other."""
         sizes = self._sizes[word_ids]  # pieces of each word
@@ -180,8 +195,7 @@ class BertTable:
         pieces = self._pieces[np.repeat(self._starts[word_ids], sizes) + within]
         padded_sizes = pad(sizes, lengths)
         totals = padded_sizes.sum(axis=1)
-        if len(totals) and totals.max() + 2 > self._most:
-            raise ValueError(f"an utterance has {totals.max()} pieces, and the encoder reads {self._most - 2} at most")
+        self._check(totals)
         framed = np.full((len(lengths), int(totals.max(initial=1)) + 2), self._padding, dtype=np.int64)
         framed[:, 0] = self._begin
         framed[:, 1:-1][length_mask(totals)] = pieces

@@ -88,23 +88,32 @@ class CLC(IntentSlotModel):
     def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """BiLSTM outputs of the words, and their largest values over the utterance."""
         inputs = self.dropout(self._inputs(batch))
-        packed = pack_padded_sequence(inputs, batch["lengths"], batch_first=True, enforce_sorted=False)
+        lengths = batch["lengths"]  # on the CPU
+        is_sorted = bool((lengths[1:] <= lengths[:-1]).all())  # then nothing is sent to the device to sort there
+        packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=is_sorted)
         outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])
         hidden = outputs.masked_fill(~batch["mask"].unsqueeze(2), -torch.inf)
         return outputs, hidden.max(dim=1).values
 
     def _inputs(self, batch: Batch) -> torch.Tensor:
         """Every distinct word of the batch is looked at once, and its features put wherever it stands."""
-        rows, place = batch["rows"], batch["place"]
-        vectors = self.words(rows)
+        place, vectors = batch["place"], self.words(batch["rows"])
         if "made" in batch:  # vectors of words out of the table, made of their subwords
             vectors = torch.cat([vectors, batch["made"]])
-        letters = self.convolution(self.characters(batch["characters"]).transpose(1, 2)).max(dim=2).values
         placed = vectors[place]
         if self.training and self.word_dropout > 0:
             kept = torch.rand(place.shape, device=place.device) >= self.word_dropout
             placed = placed * kept.unsqueeze(2)
-        return torch.cat([placed, torch.relu(letters)[place]], dim=2)
+        return torch.cat([placed, self._spelling(batch["characters"])[place]], dim=2)
+
+    def _spelling(self, characters: torch.Tensor) -> torch.Tensor:
+        """The largest values of the CNN over the characters of each word; longer words beside it change nothing.
+
+        Padding is nothing, whatever noise has made of its row.
+        """
+        padding = (characters == PADDING).unsqueeze(1)
+        letters = self.characters(characters).transpose(1, 2).masked_fill(padding, 0.0)
+        return torch.relu(self.convolution(letters).masked_fill(padding, -torch.inf).max(dim=2).values)
 
 
 class ClcInputs:
@@ -151,6 +160,9 @@ class ClcTable:
         self, rows: npt.NDArray[np.int64], characters: npt.NDArray[np.uint8], made: npt.NDArray[np.float32]
     ) -> None:
         self._rows, self._characters, self._made = rows, characters, made
+
+    def check(self, word_ids: npt.NDArray[np.integer], starts: npt.NDArray[np.int64]) -> None:
+        """Utterances may have any length."""
 
     def batch(self, word_ids: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """What CLC reads of utterances whose words stand one after the other."""

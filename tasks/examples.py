@@ -19,6 +19,9 @@ Rows = npt.NDArray[np.int64]
 class WordTable(Protocol):
     """The distinct words of a corpus, as a model reads them (``ClcTable``, ``BertTable``)."""
 
+    def check(self, word_ids: npt.NDArray[np.integer], starts: Rows) -> None:
+        """Refuses utterances that the model cannot read."""
+
     def batch(self, word_ids: npt.NDArray[np.integer], lengths: Rows) -> dict[str, torch.Tensor]:
         """What the model reads of utterances whose words stand one after the other."""
 
@@ -38,14 +41,15 @@ class Labels:
     @staticmethod
     def of_slots(intents: Sequence[str], slots: Sequence[str]) -> Labels:
         """With the two tags of each slot."""
-        return Labels(sorted(intents), [OUTSIDE, *(f"{prefix}-{slot}" for slot in sorted(slots) for prefix in "BI")])
+        tags = (f"{prefix}-{slot}" for slot in sorted(set(slots)) for prefix in "BI")
+        return Labels(sorted(set(intents)), [OUTSIDE, *tags])
 
     @staticmethod
     def of_rows(corpus: Corpus, rows: Rows) -> Labels:
         """Those of some utterances; if they are private, so is this list."""
         intents = [corpus.intents[i] for i in np.unique(corpus.intent_ids[rows])]
-        tags = [corpus.tags[i] for i in np.unique(corpus.tag_ids[_places(corpus, rows)])]
-        return Labels.of_slots(intents, list({tag[2:] for tag in tags if tag != OUTSIDE}))
+        tags = [corpus.tags[i] for i in np.unique(corpus.tag_ids[places(corpus, rows)])]
+        return Labels.of_slots(intents, [tag[2:] for tag in tags if tag != OUTSIDE])
 
 
 class Examples:
@@ -63,7 +67,6 @@ class Examples:
     def __init__(self, corpus: Corpus, rows: Rows, table: WordTable, labels: Labels, bucket_size: int = 32) -> None:
         self.corpus, self.rows, self.bucket_size = corpus, rows, bucket_size
         self._table = table
-        self._lengths = corpus.lengths()
         self._intents = _numbers(corpus.intents, labels.intents)
         self._tags = _numbers(corpus.tags, labels.tags)
 
@@ -73,9 +76,9 @@ class Examples:
     def batch(self, chosen: Sequence[int] | Rows) -> dict[str, torch.Tensor]:
         """The chosen examples as tensors."""
         rows = self.rows[np.asarray(chosen, dtype=np.int64)]
-        lengths, places = self._lengths[rows], _places(self.corpus, rows)
-        batch = self._table.batch(self.corpus.word_ids[places], lengths)
-        batch["tags"] = torch.from_numpy(pad(self._tags[self.corpus.tag_ids[places]], lengths))
+        lengths, words = self._lengths(rows), places(self.corpus, rows)
+        batch = self._table.batch(self.corpus.word_ids[words], lengths)
+        batch["tags"] = torch.from_numpy(pad(self._tags[self.corpus.tag_ids[words]], lengths))
         batch["intents"] = torch.from_numpy(self._intents[self.corpus.intent_ids[rows]])
         return batch
 
@@ -87,8 +90,11 @@ class Examples:
     def sorted_parts(self, chosen: Sequence[int] | Rows) -> list[Rows]:
         """The same as numbers of examples."""
         numbers = np.asarray(chosen, dtype=np.int64)
-        order = numbers[np.argsort(-self._lengths[self.rows[numbers]], kind="stable")]
+        order = numbers[np.argsort(-self._lengths(self.rows[numbers]), kind="stable")]
         return [order[begin : begin + self.bucket_size] for begin in range(0, len(order), self.bucket_size)]
+
+    def _lengths(self, rows: Rows) -> Rows:
+        return self.corpus.starts[rows + 1] - self.corpus.starts[rows]
 
 
 def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
@@ -99,8 +105,15 @@ def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str,
     return {**moved, "lengths": batch["lengths"]} if "lengths" in batch else moved
 
 
-def _places(corpus: Corpus, rows: Rows) -> Rows:
-    """Where the words of some utterances stand in the corpus's arrays, one utterance after the other."""
+def places(corpus: Corpus, rows: Rows) -> Rows:
+    """Where the words of some utterances stand in the corpus's arrays, one utterance after the other.
+
+    Example:
+        >>> from tasks.corpus import Utterance
+        >>> said = [Utterance(("call", "anna"), ("O", "B-name"), "call"), Utterance(("stop",), ("O",), "stop")]
+        >>> places(Corpus(said), np.array([1, 0])).tolist()
+        [2, 0, 1]
+    """
     starts, lengths = corpus.starts[rows], corpus.starts[rows + 1] - corpus.starts[rows]
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)

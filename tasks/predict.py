@@ -1,12 +1,13 @@
 """Answers of a trained model: `python -m tasks.predict --run DIR` on standard input, a file or --text.
 
-One utterance per line; words are what blanks separate. Nothing that is read is kept or logged.
+One utterance per line, in UTF-8; words are what blanks separate. Nothing that is read is kept or logged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,17 +32,20 @@ CHUNK = 2048  # lines that are read, sorted by length and answered together
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    flags = _parser().parse_args(arguments)
+    flags = _parsed(arguments)
     try:
         parts = load(flags.run)
         parts.model.to(device := _device(flags.device))
         with _opened(flags) as lines:
-            answers = predict(parts, lines, flags.batch_size, with_scores=not flags.no_scores, device=device)
+            texts = _decoded(lines, "--text" if flags.text else flags.file or "standard input")
+            chunk = 1 if not flags.text and not flags.file and sys.stdin.isatty() else None  # somebody waits
+            answers = predict(parts, texts, flags.batch_size, not flags.no_scores, device, chunk)
             _write(answers, as_json=flags.json or not sys.stdout.isatty())
+    except BrokenPipeError:  # whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        sys.exit(1)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    except BrokenPipeError:
-        sys.exit(1)
 
 
 def predict(
@@ -50,18 +54,32 @@ def predict(
     batch_size: int = 64,
     with_scores: bool = True,
     device: torch.device | None = None,
+    chunk: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Answers in the order of the texts, each a dictionary: text, intent, score, slots.
 
     The score of the intent is its probability. That of a slot is the smallest probability of its tags given the whole
-    utterance. Without words there is nothing to answer: intent is None.
+    utterance, and its place is counted in characters of the text. Without words there is nothing to answer: intent is
+    None.
+
+    Args:
+        parts: the model, ready to predict.
+        texts: utterances, with or without the ends of lines.
+        batch_size: utterances computed at once.
+        with_scores: of slots.
+        device: where the model is; the CPU if not given.
+        chunk: texts that are read before the first of them is answered; CHUNK if not given.
     """
-    lines = iter(texts)
-    while chunk := list(islice(lines, CHUNK)):
-        words = [tuple(text.split()) for text in chunk]
-        found = _answers(parts, [w for w in words if w], batch_size, with_scores, device or torch.device("cpu"))
-        for text, said in zip(chunk, words, strict=True):
-            yield _readable(parts, text.strip(), next(found) if said else None)
+    lines, before = iter(texts), 0
+    while read := [text.rstrip("\r\n") for text in islice(lines, chunk or CHUNK)]:
+        words = [tuple(text.split()) for text in read]
+        try:
+            found = _answers(parts, [w for w in words if w], batch_size, with_scores, device or torch.device("cpu"))
+        except ValueError as error:  # an utterance is too long for the encoder
+            raise ValueError(f"texts {before + 1} to {before + len(read)}: {error}") from None
+        before += len(read)
+        for text, said in zip(read, words, strict=True):
+            yield _readable(parts, text, next(found) if said else None)
 
 
 def _answers(
@@ -94,11 +112,13 @@ def _readable(parts: Parts, text: str, answer: Prediction | None) -> dict[str, A
 def _write(answers: Iterable[dict[str, Any]], as_json: bool) -> None:
     """One line for each answer: JSON for programs, colours for people."""
     console = Console(highlight=False)
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     for answer in answers:
         if as_json:
-            print(json.dumps(answer, ensure_ascii=False))
+            print(json.dumps(answer, ensure_ascii=not is_unicode))
         else:
             console.print(_coloured(answer), soft_wrap=True)
+    sys.stdout.flush()
 
 
 def _coloured(answer: dict[str, Any]) -> Text:
@@ -118,14 +138,35 @@ def _coloured(answer: dict[str, Any]) -> Text:
     return line
 
 
-def _opened(flags: argparse.Namespace) -> AbstractContextManager[Iterable[str]]:
+def _opened(flags: argparse.Namespace) -> AbstractContextManager[Iterable[bytes]]:
     if flags.text is not None:
-        return nullcontext(flags.text)
-    return nullcontext(sys.stdin) if flags.file is None else open(flags.file, encoding="utf-8")
+        return nullcontext([os.fsencode(text) for text in flags.text])
+    return nullcontext(sys.stdin.buffer) if flags.file is None else open(flags.file, "rb")
+
+
+def _decoded(lines: Iterable[bytes], name: object) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{name}:{number}: the line is not UTF-8") from None
+        yield text
 
 
 def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, and torch finds no GPU")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    flags = parser.parse_args(arguments)
+    if flags.text is not None and flags.file is not None:
+        parser.error("give a file or --text, not both")
+    if flags.batch_size < 1:
+        parser.error(f"--batch-size must be at least 1, got {flags.batch_size}")
+    return flags
 
 
 def _parser() -> argparse.ArgumentParser:

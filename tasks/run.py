@@ -7,14 +7,11 @@ metrics.jsonl, ledger.jsonl, the privacy card, checkpoints/ and tensorboard/.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from models import vectors as word_vectors
 from models.bert import BERT, BertInputs, paper_configuration
@@ -24,7 +21,7 @@ from models.vectors import WordVectors
 from tasks import checkpoints, generate
 from tasks.config import Config
 from tasks.corpus import Corpus
-from tasks.examples import Labels, Rows
+from tasks.examples import Labels, Rows, places
 
 WEIGHTS = "weights.safetensors"
 KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
@@ -58,18 +55,20 @@ def load(folder: str | Path) -> Parts:
     try:
         about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         labels = Labels(**json.loads((folder / "labels.json").read_text(encoding="utf-8")))
-        weights = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise ValueError(f"{folder} is not a run folder, or it is damaged: {error}") from None
-    model_class, inputs_class = KINDS[about["kind"]]
-    model = model_class(**about["settings"], intents=len(labels.intents), tags=len(labels.tags))
-    model.load_state_dict(weights)
-    return Parts(model.eval(), inputs_class.load(folder / "vocabulary"), labels)
+        model_class, inputs_class = KINDS[about["kind"]]
+        model = model_class(**about["settings"], intents=len(labels.intents), tags=len(labels.tags))
+        model.load_state_dict(checkpoints.load_weights(folder / WEIGHTS))
+        return Parts(model.eval(), inputs_class.load(folder / "vocabulary"), labels)
+    except Exception as error:  # those of json, torch and the tokenizers are of many kinds
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{folder} is not a run folder, or it is damaged: {reason}") from error
 
 
 def build(config: Config, corpus: Corpus, rows: Rows) -> tuple[Parts, list[str]]:
     """A new model for a corpus of which some rows are for training; and what no noise covers in it."""
     labels, not_covered = _labels(config, corpus, rows)
+    if (config.pretrained if config.model == "clc" else config.vectors) is not None:
+        raise ValueError(f"vectors are for clc and pretrained is for bert, and the model is {config.model}")
     words = _word_list(config, corpus, rows) if config.vectors is None and config.pretrained is None else None
     if words is not None and config.vocabulary == "training-set":
         not_covered.append("the word list: it was read from the training set, and the run folder holds it")
@@ -83,28 +82,22 @@ def _labels(config: Config, corpus: Corpus, rows: Rows) -> tuple[Labels, list[st
         return Labels.of_rows(corpus, rows), [note]
     try:
         content = json.loads(Path(config.labels).read_text(encoding="utf-8"))
-        labels = Labels.of_slots(_strings(content["intents"]), _strings(content["slots"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"labels {config.labels} must be JSON with the lists intents and slots: {error!r}") from None
-    known = {*labels.intents, *labels.tags}
-    missing = sum(name not in known for name in {*_used(corpus.intents, corpus.intent_ids[rows]), *_tags(corpus, rows)})
-    if missing:
-        raise ValueError(f"labels {config.labels} lack {missing} intents or tags of the training set")
+        labels = Labels.of_slots(_strings(content, "intents"), _strings(content, "slots"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"labels {config.labels} must be JSON with the lists intents and slots: {error}") from None
+    found = Labels.of_rows(corpus, rows)
+    intents, tags = set(found.intents) - set(labels.intents), set(found.tags) - set(labels.tags)
+    if intents or tags:
+        lacking = f"{len(intents)} intents and {len(tags) // 2} slots"  # a slot has two tags
+        raise ValueError(f"labels {config.labels} lack {lacking} of the training set")
     return labels, []
 
 
-def _strings(values: Any) -> list[str]:
-    if not (isinstance(values, list) and values and all(isinstance(value, str) for value in values)):
-        raise ValueError("not a list of strings")
+def _strings(content: Any, name: str) -> list[str]:
+    values = content.get(name) if isinstance(content, dict) else None
+    if not (isinstance(values, list) and all(isinstance(value, str) and value for value in values)):
+        raise ValueError(f"{name} is not a list of strings")
     return values
-
-
-def _used(names: list[str], numbers: Iterable[int]) -> list[str]:
-    return [names[number] for number in np.unique(np.fromiter(numbers, dtype=np.int64))]
-
-
-def _tags(corpus: Corpus, rows: Rows) -> list[str]:
-    return Labels.of_rows(corpus, rows).tags
 
 
 def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
@@ -112,10 +105,8 @@ def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
     if config.vocabulary == "public":
         return generate.words()
     if config.vocabulary == "training-set":
-        used = np.zeros(len(corpus.words), dtype=bool)
-        for row in rows:
-            used[corpus.word_ids[corpus.starts[row] : corpus.starts[row + 1]]] = True
-        return sorted({corpus.words[number].lower() for number in np.flatnonzero(used)})
+        used = np.unique(corpus.word_ids[places(corpus, rows)])
+        return sorted({corpus.words[number].lower() for number in used})
     try:
         words = Path(config.vocabulary).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

@@ -122,6 +122,7 @@ def _summary(config: Config, corpus: Corpus, rows: Split, plan: Plan | None, wor
 
 def _prepare(config: Config, corpus: Corpus, rows: Split, parts: run.Parts) -> Data:
     table = parts.inputs.table(corpus.words)
+    table.check(corpus.word_ids, corpus.starts)
     examples = [
         Examples(corpus, part, table, parts.labels, config.bucket_size)
         for part in (rows.train, rows.validation, rows.test)

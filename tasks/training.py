@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import edpsgd
+from edpsgd.bounds import format_epsilon
 from edpsgd.sampling import Batches
 from tasks import checkpoints, progress
 from tasks.config import Config
@@ -107,7 +108,7 @@ class Training:
                 begin = time.monotonic()
                 self.save_checkpoint()
         self.state.seconds += time.monotonic() - begin
-        self._end_epoch(validation, shown, epsilon)
+        self._end_epoch(validation, shown)
 
     def _begin_epoch(self) -> progress.EpsilonSoFar | None:
         """A new pass over the data, or the rest of one."""
@@ -167,15 +168,16 @@ class Training:
 
     # ---------------------------------------------------------------- the end of an epoch
 
-    def _end_epoch(self, validation: Examples, shown: progress.Progress, epsilon: progress.EpsilonSoFar | None) -> None:
+    def _end_epoch(self, validation: Examples, shown: progress.Progress) -> None:
         found = evaluate(self.model, validation, self.parts.labels, self.workers.collective, self.workers.device)
-        figures, cost = self._figures(), {}
+        figures, cost, text = self._figures(), {}, None
         if self.private is not None:
             cost = {"epsilon": float(self.private.epsilon(self.config.delta))}
+            text = format_epsilon(cost["epsilon"])
         place = {"epoch": self.state.epoch, "step": self.state.step, "seconds": round(self.state.seconds, 3)}
         shown.record({**place, **figures, **cost, **{f"validation_{name}": value for name, value in found.items()}})
         shown.say(
-            f"epoch {self.state.epoch + 1}/{self.config.epochs}   {_text(figures, epsilon)}   "
+            f"epoch {self.state.epoch + 1}/{self.config.epochs}   {_text(figures, text)}   "
             f"validation SER {found['ser']:.2f} %   {self.state.seconds:.0f} s"
         )
         self._look_for_best(found["ser"], shown)
@@ -281,7 +283,7 @@ def _derived(seed: int, rank: int, step: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _text(figures: dict[str, float], epsilon: progress.EpsilonSoFar | None) -> str:
+def _text(figures: dict[str, float], epsilon: object) -> str:
     text = f"loss {figures['loss']:.3f}"
     if epsilon is None:
         return text

@@ -1,0 +1,165 @@
+"""What data cost in training: `python -m benchmarks.data_loading`, on two Horovod workers.
+
+One epoch over generated utterances with the full-size models: the share of the time that drawing and assembling batches
+takes, and how the memory of a process grows with the number of utterances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.step_time import RESULTS, machine
+from tasks import generate, run
+from tasks.config import Config
+from tasks.corpus import Corpus
+from tasks.examples import Examples
+from tasks.planning import make_batches, make_plan
+from tasks.training import Training
+from tasks.workers import workers
+
+SIZES = (100_000, 200_000, 400_000)  # utterances, for the growth of memory
+
+
+class Stopwatch:
+    """Adds up the time that is spent in functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.seconds += time.perf_counter() - begin
+            return result
+
+        return timed
+
+    def while_drawing(self, steps: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
+        """The same iterator, each of its draws timed."""
+
+        def timed() -> Iterator[Any]:
+            drawn = steps()
+            following = self.around(lambda: next(drawn, None))
+            while (step := following()) is not None:
+                yield step
+
+        return timed
+
+
+def one_epoch(model: str, examples: int) -> dict[str, float]:
+    """Trains on all of them once; the figures are worker 0's."""
+    config = Config(
+        task="generated", model=model, epochs=1, batch_size=32, noise_multiplier=1.0, seed=0, tensorboard=False
+    )
+    with workers() as team, tempfile.TemporaryDirectory() as folder:
+        corpus = Corpus(generate.utterances(examples))
+        rows = np.arange(len(corpus))
+        parts, _ = run.build(config, corpus, rows)
+        table = parts.inputs.table(corpus.words)
+        train, validation = (Examples(corpus, part, table, parts.labels) for part in (rows, rows[:64]))
+        batches = make_batches(config, len(rows), team.collective)
+        plan = make_plan(config, batches, team.collective.size)
+        training = Training(config, team, parts, batches, plan, Path(folder))
+        watch = Stopwatch()
+        train.batch = watch.around(train.batch)  # type: ignore[method-assign]
+        training._steps = watch.while_drawing(training._steps)  # type: ignore[method-assign]
+        training.run(train, validation)
+        seconds = training.state.seconds
+        return {"seconds": seconds, "data_seconds": watch.seconds, "share": watch.seconds / seconds}
+
+
+def memory(model: str, examples: int) -> dict[str, int]:
+    """Bytes of a process that holds so many utterances, ready for the model, beside those of the arrays."""
+    config, process = Config(task="generated", model=model, noise_multiplier=1.0), psutil.Process()
+    corpus = Corpus(generate.utterances(1000))
+    run.build(config, corpus, np.arange(1000))[0].inputs.table(corpus.words)  # whatever is made once
+    before = process.memory_info().rss
+    corpus = Corpus(generate.utterances(examples))
+    rows = np.arange(len(corpus))
+    parts, _ = run.build(config, corpus, rows)
+    held = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels)
+    arrays = (corpus.word_ids, corpus.tag_ids, corpus.intent_ids, corpus.starts, held.rows)
+    return {
+        "examples": examples,
+        "grown": process.memory_info().rss - before,
+        "peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before,
+        "arrays": sum(array.nbytes for array in arrays),
+    }
+
+
+def _child(launcher: Sequence[str], *arguments: str) -> dict[str, Any]:
+    """The last line of a process that runs one measurement."""
+    command = [*launcher, sys.executable, "-m", "benchmarks.data_loading", *arguments]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return dict(json.loads(output[output.rindex("RESULT") + len("RESULT") :].splitlines()[0]))
+
+
+def measure(examples: int) -> dict[str, Any]:
+    """All of it."""
+    found: dict[str, Any] = {"machine": machine(), "examples": examples, "workers": 2}
+    for model in ("clc", "bert"):
+        sizes = [_child([], "--memory", model, "--examples", str(size)) for size in SIZES]
+        epoch = _child(["horovodrun", "-np", "2", "--gloo"], "--epoch", model, "--examples", str(examples))
+        found[model] = {"epoch": epoch, "memory": sizes}
+    return found
+
+
+def page(found: dict[str, Any]) -> str:
+    """The figures, to read."""
+    about = found["machine"]
+    lines = [
+        "# Data in training",
+        "",
+        f"`python -m benchmarks.data_loading` on {about['processor']}, {about['cores']} cores. One epoch of eDP-SGD",
+        f"over {found['examples']} generated utterances on {found['workers']} Horovod workers, batch 32 each,",
+        "models of full size.",
+        "",
+        "| model | epoch | drawing and assembling batches | share |",
+        "|---|---|---|---|",
+    ]
+    for model in ("clc", "bert"):
+        epoch = found[model]["epoch"]
+        lines.append(f"| {model} | {epoch['seconds']:.0f} s | {epoch['data_seconds']:.1f} s | {epoch['share']:.2%} |")
+    lines += ["", "Memory of a process that holds the utterances ready for the model, in MB:", ""]
+    lines += ["| model | utterances | token arrays | grown | at most, while reading |", "|---|---|---|---|---|"]
+    for model in ("clc", "bert"):
+        for row in found[model]["memory"]:
+            numbers = " | ".join(f"{row[name] / 1e6:.1f}" for name in ("arrays", "grown", "peak"))
+            lines.append(f"| {model} | {row['examples']} | {numbers} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_loading", description=__doc__)
+    parser.add_argument("--examples", type=int, default=100_000, metavar="N")
+    parser.add_argument("--epoch", choices=("clc", "bert"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=("clc", "bert"), help=argparse.SUPPRESS)
+    flags = parser.parse_args(arguments)
+    if flags.epoch or flags.memory:
+        one = one_epoch(flags.epoch, flags.examples) if flags.epoch else memory(flags.memory, flags.examples)
+        print(f"\nRESULT{json.dumps(one)}", flush=True)
+        return
+    found = measure(flags.examples)
+    (RESULTS / "data_loading.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "data_loading.md").write_text(page(found), encoding="utf-8")
+    print(page(found))
+
+
+if __name__ == "__main__":
+    main()
