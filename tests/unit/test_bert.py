@@ -98,7 +98,7 @@ def test_too_long_utterances_are_found_before_training() -> None:
     table = inputs.table(["call", "bo"])  # one piece, two pieces
     words = np.array([0, 0, 0, 0, 0, 1, 0, 1])
     table.check(words, np.array([0, 4, 7, 8]))
-    with pytest.raises(ValueError, match="an utterance has 6 pieces"):
+    with pytest.raises(ValueError, match="an utterance has 7 pieces"):
         table.check(words, np.array([0, 3, 8]))
 
 
