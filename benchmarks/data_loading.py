@@ -69,7 +69,7 @@ def one_epoch(model: str, examples: int) -> dict[str, float]:
     with workers() as team, tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(generate.utterances(examples))
         rows = np.arange(len(corpus))
-        parts, _ = run.build(config, corpus, rows)
+        parts = run.build(config, corpus, rows)
         table = parts.inputs.table(corpus.words)
         train, validation = (Examples(corpus, part, table, parts.labels) for part in (rows, rows[:64]))
         batches = make_batches(config, len(rows), team.collective)
@@ -77,6 +77,7 @@ def one_epoch(model: str, examples: int) -> dict[str, float]:
         training = Training(config, team, parts, batches, plan, Path(folder))
         watch = Stopwatch()
         train.batch = watch.around(train.batch)  # type: ignore[method-assign]
+        train.sorted_parts = watch.around(train.sorted_parts)  # type: ignore[method-assign]
         training._steps = watch.while_drawing(training._steps)  # type: ignore[method-assign]
         training.run(train, validation)
         seconds = training.state.seconds
@@ -87,11 +88,11 @@ def memory(model: str, examples: int) -> dict[str, int]:
     """Bytes of a process that holds so many utterances, ready for the model, beside those of the arrays."""
     config, process = Config(task="generated", model=model, noise_multiplier=1.0), psutil.Process()
     corpus = Corpus(generate.utterances(1000))
-    run.build(config, corpus, np.arange(1000))[0].inputs.table(corpus.words)  # whatever is made once
+    run.build(config, corpus, np.arange(1000)).inputs.table(corpus.words)  # whatever is made once
     before = process.memory_info().rss
     corpus = Corpus(generate.utterances(examples))
     rows = np.arange(len(corpus))
-    parts, _ = run.build(config, corpus, rows)
+    parts = run.build(config, corpus, rows)
     held = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels)
     arrays = (corpus.word_ids, corpus.tag_ids, corpus.intent_ids, corpus.starts, held.rows)
     return {

@@ -24,9 +24,10 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, temporary)
         _sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(f"cannot write {path}: {error}") from None
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -40,7 +41,7 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
 def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any]) -> Path:
     """Writes a checkpoint into a folder of its own, and then removes older ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    temporary, final = folder / ".new", folder / f"step-{step:09d}"
+    temporary, final = folder / ".new", _free_name(folder, step)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -51,7 +52,6 @@ def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: 
         (temporary / "state.json").write_text(json.dumps(content), encoding="utf-8")
         _sync(temporary / "state.json")
         _sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
         _sync(folder)
     except BaseException:
@@ -65,16 +65,28 @@ def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: 
 
 def load(folder: Path) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
     """The last checkpoint of a folder: the model's tensors, the optimizer's state and the job's."""
-    found = _all(folder)
-    if not found:
+    found = latest(folder)
+    if found is None:
         raise ValueError(f"there is no checkpoint in {folder}")
     try:
-        content = json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))
-        tensors = load_weights(found[-1] / "optimizer.safetensors")
-        weights = load_weights(found[-1] / "weights.safetensors")
+        content = json.loads((found / "state.json").read_text(encoding="utf-8"))
+        tensors = load_weights(found / "optimizer.safetensors")
+        weights = load_weights(found / "weights.safetensors")
         return weights, _put_tensors(content["optimizer"], tensors), content["state"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"the checkpoint {found[-1]} is damaged: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the checkpoint {found} is damaged: {error!r}") from None
+
+
+def latest(folder: Path) -> Path | None:
+    """The last checkpoint of a folder, None if there is none."""
+    return max(_all(folder), default=None)
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    """A second checkpoint of the same step never takes the place of the first before it is whole."""
+    name = f"step-{step:09d}"
+    same = max(folder.glob(f"{name}*"), default=None)
+    return folder / (name if same is None else f"{name}-{int(same.name[len(name) + 1 :] or 0) + 1:03d}")
 
 
 def _all(folder: Path) -> list[Path]:
@@ -87,6 +99,8 @@ def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         name = str(len(tensors))
         tensors[name] = value
         return _TENSOR + name
+    if isinstance(value, str) and value.startswith(_TENSOR):
+        raise ValueError(f"a state must not hold texts that begin with {_TENSOR!r}")
     if isinstance(value, Mapping):
         return {"items": [[_take_tensors(k, tensors), _take_tensors(v, tensors)] for k, v in value.items()]}
     if isinstance(value, tuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -31,7 +33,7 @@ class Config:
     data: str | None = _setting(None, "the data folder, or for jsonl and conll a file or folder", group="data")
     examples: int = _setting(20_000, "utterances to generate, for the task generated", group="data")
     split: str = _setting("hash", "45:5:50 by hash of the utterance, or at random", ("hash", "random"), "data")
-    split_seed: int = _setting(0, "of the random split", group="data")
+    split_seed: int = _setting(0, "of the random split, and of generated utterances", group="data")
     skip_bad_lines: bool = _setting(False, "leave out and count lines that cannot be read", group="data")
     labels: str = _setting(
         "training-set", "a JSON file with the lists intents and slots, or training-set", group="data"
@@ -94,15 +96,16 @@ class Config:
     output: str | None = _setting(None, "the run folder; runs/TASK-MODEL-PRIVATE-TIME if not given", group="machine")
     checkpoint_every: int = _setting(0, "steps between checkpoints; 0: at the end of every epoch only", group="machine")
     bucket_size: int = _setting(32, "utterances of similar length that are computed at once", group="machine")
-    device: str = _setting("auto", "auto, cpu or cuda", group="machine")
+    device: str = _setting("auto", "where to compute", ("auto", "cpu", "cuda"), "machine")
     threads: int | None = _setting(
         None, "of each worker; the cores shared among the workers if not given", group="machine"
     )
     tensorboard: bool = _setting(True, "write TensorBoard scalars", group="machine")
 
     def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
         for item in fields(self):
-            _check_type(item, getattr(self, item.name), get_type_hints(type(self))[item.name])
+            _check_type(item, getattr(self, item.name), hints[item.name])
         self._check_amounts()
         self._check_privacy()
 
@@ -125,10 +128,11 @@ class Config:
         for name in ("learning_rate", "head_learning_rate", "epsilon", "clip_norm", "early_stopping", "threads"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
-        for name in ("weight_decay", "checkpoint_every", "noise_multiplier"):
+        for name in ("weight_decay", "checkpoint_every", "noise_multiplier", "split_seed"):
             value = getattr(self, name)
             _require(value is None or value >= 0, name, value, "at least 0")
         _require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
+        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to below 2**63")
         _require(self.task == "generated" or self.data is not None, "data", self.data, "the folder or file to read")
 
     def _check_privacy(self) -> None:
@@ -140,6 +144,8 @@ class Config:
             raise ValueError("--micro-batches is for --private edp: with example, every utterance is one of its own")
         if self.noise == "paper" and (self.epsilon is not None or self.private == "example"):
             raise ValueError("--noise paper goes with --noise-multiplier and --private edp: it holds no promised ε")
+        if self.layer_scaling == "raw" and self.epsilon is not None:
+            raise ValueError("--layer-scaling raw is covered by no ε: use none or private:Z with --epsilon")
 
     def given(self) -> dict[str, Any]:
         """All settings, as a configuration file has them."""
@@ -147,15 +153,13 @@ class Config:
 
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[Config, argparse.Namespace]:
-    """The settings of a command line; and what it says beside them: config, resume, dry_run, given."""
+    """The settings of a command line; and what it says beside them: config, resume, dry_run."""
     parser = _parser()
     flags = parser.parse_args(arguments)
     given = {item.name: getattr(flags, item.name) for item in fields(Config) if getattr(flags, item.name) is not None}
-    flags.given = given
     try:
-        if flags.resume is not None:
-            return _resumed(Path(flags.resume), given), flags
-        return Config(**{**(read_file(flags.config) if flags.config else {}), **given}), flags
+        settings = {**(read_file(flags.config) if flags.config else {}), **given}
+        return (Config(**settings) if flags.resume is None else _resumed(Path(flags.resume), settings)), flags
     except ValueError as error:
         parser.error(str(error))
 
@@ -170,24 +174,37 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"cannot read the configuration {path}: {error}") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"the configuration {path} must be names and values")
-    known, settings = {item.name for item in fields(Config)}, {}
+    hints, settings = get_type_hints(Config), {}
     for name, value in content.items():
         plain = str(name).replace("-", "_")
-        if plain not in known:
+        if plain not in hints:
             raise ValueError(f"the configuration {path} has the unknown setting {name!r}")
-        settings[plain] = value
+        settings[plain] = _meant(value, hints[plain])
     return settings
 
 
+def _meant(value: Any, hint: Any) -> Any:
+    """YAML reads a bare off as False, and 1e-3 as a text."""
+    if value is False and hint is str:
+        return "off"
+    try:
+        return float(value) if isinstance(value, str) and float in (*get_args(hint), hint) else value
+    except ValueError:
+        return value
+
+
 def write_file(path: Path, config: Config) -> None:
-    """The configuration as YAML, which read_file reads."""
-    path.write_text(yaml.safe_dump(config.given(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    """The configuration as YAML, which read_file reads; the file is whole or not there."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(yaml.safe_dump(config.given(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def _resumed(folder: Path, given: Mapping[str, Any]) -> Config:
     """A run goes on with its own settings; only those of the machine may change."""
-    config = Config(**read_file(folder / "config.yaml"))
-    machine = {item.name for item in fields(Config) if item.metadata["group"] == "machine"}
+    config = replace(Config(**read_file(folder / "config.yaml")), output=str(folder))
+    machine = {item.name for item in fields(Config) if item.metadata["group"] == "machine"} - {"output"}
+    given = {name: str(Path(value)) if name == "output" and value else value for name, value in given.items()}
     fixed = sorted(name for name in given if name not in machine and given[name] != getattr(config, name))
     if fixed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
@@ -238,6 +255,7 @@ def _check_type(item: Field[Any], value: Any, hint: Any) -> None:
     if not fits or (choices and value not in choices):
         wanted = ", ".join(choices) or " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
         raise ValueError(f"{item.name} must be {wanted}, got {value!r}")
+    _require(not isinstance(value, float) or math.isfinite(value), item.name, value, "a finite number")
 
 
 def _require(condition: bool, name: str, value: Any, wanted: str) -> None:

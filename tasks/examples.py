@@ -101,8 +101,8 @@ def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str,
     """The batch where the model is; lengths stay, since packing reads them on the CPU."""
     if device.type == "cpu":
         return batch
-    moved = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
-    return {**moved, "lengths": batch["lengths"]} if "lengths" in batch else moved
+    stay = {"lengths"}
+    return {n: t if n in stay else t.pin_memory().to(device, non_blocking=True) for n, t in batch.items()}
 
 
 def places(corpus: Corpus, rows: Rows) -> Rows:

@@ -7,11 +7,13 @@ as one of its slots. It may exceed 100 %.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from seqeval.metrics import f1_score
+from seqeval.metrics.sequence_labeling import get_entities
 
-from tasks.corpus import OUTSIDE, Slot, Utterance, spans
+from tasks.corpus import Slot, Utterance, spans
+
+Answer = tuple[str, Sequence[str]]  # an intent, and a tag for each word
 
 Meaning = tuple[str, Sequence[Slot]]
 
@@ -97,7 +99,69 @@ def _pairs(missed: Sequence[Slot], wrong: Sequence[Slot]) -> int:
     return pairs
 
 
-def scores(references: Sequence[Utterance], predictions: Sequence[tuple[str, Sequence[str]]]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Counts:
+    """All that the metrics are made of. Counts of parts of the data can be added, and take no room.
+
+    Attributes:
+        errors: semantic errors.
+        utterances: how many there were.
+        right_intents: how many of their intents are right.
+        right_slots, slots, predicted_slots: how many slots are right, were to be found, and were predicted (seqeval).
+    """
+
+    errors: SemanticErrors = field(default_factory=SemanticErrors)
+    utterances: int = 0
+    right_intents: int = 0
+    right_slots: int = 0
+    slots: int = 0
+    predicted_slots: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+
+    def scores(self) -> dict[str, float]:
+        """The metrics, as ``scores`` gives them."""
+        if not self.utterances:
+            raise ValueError("references holds no utterance: there is nothing to score")
+        either = self.slots + self.predicted_slots
+        return {
+            "ser": self.errors.rate,
+            "intent_accuracy": 100 * self.right_intents / self.utterances,
+            "slot_f1": 200 * self.right_slots / either if either else 100.0,
+            "utterances": self.utterances,
+        }
+
+
+def count(references: Sequence[Utterance], predictions: Sequence[Answer]) -> Counts:
+    """The counts of some utterances; the arguments are those of ``scores``.
+
+    Example:
+        >>> said = Utterance(("call", "anna"), ("O", "B-name"), "call")
+        >>> both = count([said], [("call", ["O", "O"])]) + count([said], [("call", ["O", "B-name"])])
+        >>> both.scores()["ser"]
+        25.0
+    """
+    _check(references, predictions)
+    total = Counts()
+    for utterance, answer in zip(references, predictions, strict=True):
+        total += _counted(utterance, *answer)
+    return total
+
+
+def _counted(utterance: Utterance, intent: str, tags: Sequence[str]) -> Counts:
+    slots, predicted = set(get_entities(list(utterance.tags))), set(get_entities(list(tags)))
+    return Counts(
+        errors=semantic_errors((utterance.intent, utterance.slots()), (intent, spans(tags))),
+        utterances=1,
+        right_intents=int(utterance.intent == intent),
+        right_slots=len(slots & predicted),
+        slots=len(slots),
+        predicted_slots=len(predicted),
+    )
+
+
+def scores(references: Sequence[Utterance], predictions: Sequence[Answer]) -> dict[str, float]:
     """All metrics over many utterances.
 
     Args:
@@ -105,37 +169,19 @@ def scores(references: Sequence[Utterance], predictions: Sequence[tuple[str, Seq
         predictions: for each, an intent and as many tags as words. An I- that continues nothing begins a slot.
 
     Returns:
-        "ser", "intent_accuracy" and "slot_f1" (seqeval, micro average; 100 if there are no slots on either side), all
-        in percent, and "utterances".
+        "ser", "intent_accuracy" and "slot_f1" (micro average of seqeval's slots; 100 if there are none on either
+        side), all in percent, and "utterances".
 
     Example:
         >>> scores([Utterance(("call", "anna"), ("O", "B-name"), "call")], [("call", ["O", "O"])])
         {'ser': 50.0, 'intent_accuracy': 100.0, 'slot_f1': 0.0, 'utterances': 1}
     """
-    _check(references, predictions)
-    errors, right = SemanticErrors(), 0
-    for utterance, (intent, tags) in zip(references, predictions, strict=True):
-        errors += semantic_errors((utterance.intent, utterance.slots()), (intent, spans(tags)))
-        right += utterance.intent == intent
-    return {
-        "ser": errors.rate,
-        "intent_accuracy": 100 * right / len(references),
-        "slot_f1": _slot_f1([list(one.tags) for one in references], [list(tags) for _, tags in predictions]),
-        "utterances": len(references),
-    }
+    return count(references, predictions).scores()
 
 
-def _check(references: Sequence[Utterance], predictions: Sequence[tuple[str, Sequence[str]]]) -> None:
-    if not references:
-        raise ValueError("references holds no utterance: there is nothing to score")
+def _check(references: Sequence[Utterance], predictions: Sequence[Answer]) -> None:
     if len(predictions) != len(references):
         raise ValueError(f"predictions must be as many as references, got {len(predictions)} for {len(references)}")
     for number, (utterance, (_, tags)) in enumerate(zip(references, predictions, strict=True)):
         if len(tags) != len(utterance.words):
             raise ValueError(f"predictions[{number}] has {len(tags)} tags for {len(utterance.words)} words")
-
-
-def _slot_f1(references: list[list[str]], predictions: list[list[str]]) -> float:
-    if all(tag == OUTSIDE for tags in (*references, *predictions) for tag in tags):
-        return 100.0
-    return 100 * float(f1_score(references, predictions, zero_division=0))

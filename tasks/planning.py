@@ -19,7 +19,12 @@ def make_batches(config: Config, examples: int, collective: Collective) -> Batch
     """The sampler of a job. Single examples are drawn as many as a micro-batch would hold."""
     size, number = config.batch_size, config.micro_batches
     if config.sampling == "poisson" and config.private != "off":
-        rate = min(1.0, collective.size * size * number / examples)
+        rate = collective.size * size * number / examples
+        if rate > 1:
+            raise ValueError(
+                f"a step takes {collective.size * size * number} utterances ({collective.size} workers x micro_batches "
+                f"{number} x batch_size {size}), and there are {examples} to draw from: choose a smaller batch_size"
+            )
         unit = "example" if config.private == "example" else "micro_batch"
         return edpsgd.PoissonBatches(
             examples, rate, unit=unit, micro_batches=number, collective=collective, seed=config.seed
@@ -71,10 +76,10 @@ class Plan:
         ]
         if self.report is None:
             return [*lines, "  ε                 known when the layer scales are measured: noise=paper depends on them"]
-        rows = [
-            f"{format_epsilon(b.epsilon)} at δ = {delta:g} ({b.method}; {b.neighbours})" for b in self.report.bounds
-        ]
-        return [*lines, *(f"  {'ε' if i == 0 else ' '}                 {row}" for i, row in enumerate(rows))]
+        bounds = self.report.bounds
+        rows = [f"{format_epsilon(b.epsilon)} at δ = {delta:g} ({b.method}; {b.neighbours})" for b in bounds]
+        lines += [f"  {'ε' if i == 0 else ' '}                 {row}" for i, row in enumerate(rows)]
+        return [*lines, *(f"  * on condition: {text}" for text in bounds[0].conditions)]
 
 
 def make_plan(config: Config, batches: Batches, workers: int) -> Plan:
@@ -83,8 +88,6 @@ def make_plan(config: Config, batches: Batches, workers: int) -> Plan:
     measured = [] if scaling is None else [scaling.noise_multiplier or 0.0]
     z0 = config.noise_multiplier
     if config.epsilon is not None:
-        if config.layer_scaling == "raw":
-            raise ValueError("layer_scaling raw is not covered by any ε: use none or private:Z with --epsilon")
         z0 = accounting.calibrate(
             config.epsilon, config.delta, config.epochs, decay, *_sampling(batches), also=measured
         )
@@ -112,4 +115,5 @@ def _forecast(
     first = [Event("layer_norms", None, value, steps=1) for value in measured]
     rest = [Event("gradients", epoch, value, steps, kind, rate) for epoch, value in enumerate(z)]
     unit = "example" if config.private == "example" else "micro_batch"
-    return report([*first, *rest], config.delta, [{"unit": unit}])
+    run = {"unit": unit, "seeded": config.seed is not None, "batches": batches.describe()}
+    return report([*first, *rest], config.delta, [run])

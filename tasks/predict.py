@@ -24,7 +24,7 @@ from rich.text import Text
 from models.heads import Prediction
 from tasks.corpus import OUTSIDE, Corpus, Utterance, spans
 from tasks.examples import Examples, to_device
-from tasks.run import Parts, load
+from tasks.run import Parts, has_ended, load
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 CHUNK = 2048  # lines that are read, sorted by length and answered together
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = _parsed(arguments)
     try:
+        if not has_ended(flags.run):
+            raise ValueError(f"the training of {flags.run} has not ended: go on with tasks.train --resume {flags.run}")
         parts = load(flags.run)
         parts.model.to(device := _device(flags.device))
         with _opened(flags) as lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 import edpsgd
-from edpsgd.bounds import format_epsilon
+from edpsgd.bounds import Bound, format_epsilon
 
 METRICS = "metrics.jsonl"
 _BETWEEN_LINES = 10.0  # seconds, where there is no terminal that a bar could move on
@@ -94,21 +95,32 @@ class EpsilonSoFar:
     def __str__(self) -> str:
         now = time.monotonic()
         if now >= self._next:
-            self._text = format_epsilon(float(self._optimizer.epsilon(self._delta)))
+            self._text = short(self._optimizer.epsilon(self._delta))
             self._next = time.monotonic() + 50 * (time.monotonic() - now)
         return self._text
 
 
+def short(bound: Bound) -> str:
+    """ε for a line of figures; a * says that it has conditions, which plan and card tell.
+
+    Example:
+        >>> short(Bound(2.0, 1e-5, "exact Gaussian", "replace or blank one example", ("nobody knows the seed",)))
+        '2.000*'
+    """
+    return f"{format_epsilon(bound.epsilon)}{'*' if bound.conditions else ''}"
+
+
 def record(folder: Path, numbers: Mapping[str, Any]) -> None:
-    """Appends a line to the metrics of a run; it is on the disk when this returns."""
+    """Appends a line to the metrics of a run; it is on the disk when this returns. JSON has no NaN: that is null."""
+    plain = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
     with open(folder / METRICS, "a", encoding="utf-8") as file:
-        file.write(json.dumps(dict(numbers)) + "\n")
+        file.write(json.dumps(plain) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def drop_later_lines(folder: Path, step: int) -> None:
-    """A run that goes on from a checkpoint forgets the metrics of what it will do again."""
+    """A run that goes on from a checkpoint forgets the metrics of what it will do again, the last test among it."""
     file = folder / METRICS
     if file.exists():
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
@@ -119,9 +131,9 @@ def drop_later_lines(folder: Path, step: int) -> None:
 
 def _step_of(line: str) -> float:
     try:
-        return float(json.loads(line).get("step", 0))
-    except ValueError:  # cut off by a crash
-        return float("inf")
+        return float(json.loads(line)["step"]) if '"test_' not in line else math.inf
+    except (ValueError, KeyError, TypeError):  # cut off by a crash
+        return math.inf
 
 
 def _board(folder: Path, done: int) -> Any:

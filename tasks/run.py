@@ -22,6 +22,7 @@ from tasks import checkpoints, generate
 from tasks.config import Config
 from tasks.corpus import Corpus
 from tasks.examples import Labels, Rows, places
+from tasks.progress import METRICS
 
 WEIGHTS = "weights.safetensors"
 KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
@@ -64,22 +65,52 @@ def load(folder: str | Path) -> Parts:
         raise ValueError(f"{folder} is not a run folder, or it is damaged: {reason}") from error
 
 
-def build(config: Config, corpus: Corpus, rows: Rows) -> tuple[Parts, list[str]]:
-    """A new model for a corpus of which some rows are for training; and what no noise covers in it."""
-    labels, not_covered = _labels(config, corpus, rows)
+def load_to_train(folder: str | Path, config: Config) -> Parts:
+    """The same to go on with: what was frozen is so again."""
+    parts = load(folder)
+    if isinstance(parts.model, BERT):
+        parts.model.freeze(config.freeze)
+    return parts
+
+
+def has_ended(folder: str | Path) -> bool:
+    """Whether the training has; until then the weights of its folder are those that it began with."""
+    if not Path(folder, "config.yaml").exists():
+        return True  # no job is at work there
+    metrics = Path(folder, METRICS)
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    return any('"test_ser"' in line for line in lines)
+
+
+def build(config: Config, corpus: Corpus, rows: Rows) -> Parts:
+    """A new model for a corpus of which some rows are for training."""
     if (config.pretrained if config.model == "clc" else config.vectors) is not None:
         raise ValueError(f"vectors are for clc and pretrained is for bert, and the model is {config.model}")
-    words = _word_list(config, corpus, rows) if config.vectors is None and config.pretrained is None else None
-    if words is not None and config.vocabulary == "training-set":
-        not_covered.append("the word list: it was read from the training set, and the run folder holds it")
+    words = _word_list(config, corpus, rows) if _has_word_list(config) else None
     new = _new_clc if config.model == "clc" else _new_bert
-    return new(config, words, labels), not_covered
+    return new(config, words, _labels(config, corpus, rows))
 
 
-def _labels(config: Config, corpus: Corpus, rows: Rows) -> tuple[Labels, list[str]]:
+def not_covered(config: Config) -> list[str]:
+    """What no noise covers in a new model, to be said in its card."""
+    statements = {
+        "the label set: intents and slot types were read from the training set": config.labels == "training-set",
+        "the word list: it was read from the training set, and the run folder holds it": _has_word_list(config)
+        and config.vocabulary == "training-set",
+        "whoever reads config.yaml or checkpoints/: they hold the seed of the noise": config.seed is not None,
+        "metrics.jsonl, tensorboard/ and checkpoints/: exact losses, clip fractions and error rates": True,
+        "data.json and the number of training utterances: exact counts": True,
+    }
+    return [text for text, applies in statements.items() if applies]
+
+
+def _has_word_list(config: Config) -> bool:
+    return config.vectors is None and config.pretrained is None
+
+
+def _labels(config: Config, corpus: Corpus, rows: Rows) -> Labels:
     if config.labels == "training-set":
-        note = "the label set: intents and slot types were read from the training set"
-        return Labels.of_rows(corpus, rows), [note]
+        return Labels.of_rows(corpus, rows)
     try:
         content = json.loads(Path(config.labels).read_text(encoding="utf-8"))
         labels = Labels.of_slots(_strings(content, "intents"), _strings(content, "slots"))
@@ -90,7 +121,7 @@ def _labels(config: Config, corpus: Corpus, rows: Rows) -> tuple[Labels, list[st
     if intents or tags:
         lacking = f"{len(intents)} intents and {len(tags) // 2} slots"  # a slot has two tags
         raise ValueError(f"labels {config.labels} lack {lacking} of the training set")
-    return labels, []
+    return labels
 
 
 def _strings(content: Any, name: str) -> list[str]:
@@ -142,10 +173,16 @@ def _new_bert(config: Config, words: list[str] | None, labels: Labels) -> Parts:
     """With pretrained weights, or the paper's configuration with a word list."""
     sizes = len(labels.intents), len(labels.tags), 0.1 if config.dropout is None else config.dropout
     if words is None:
-        inputs = BertInputs.pretrained(config.pretrained or "")
-        model = BERT.pretrained(config.pretrained or "", *sizes)
+        inputs, model = _pretrained(config.pretrained or "", *sizes)
     else:
         inputs = BertInputs.from_words(words)
         model = BERT(paper_configuration(len(inputs.tokenizer)), *sizes)
     model.freeze(config.freeze)
     return Parts(model, inputs, labels)
+
+
+def _pretrained(name_or_folder: str, intents: int, tags: int, dropout: float) -> tuple[BertInputs, BERT]:
+    try:
+        return BertInputs.pretrained(name_or_folder), BERT.pretrained(name_or_folder, intents, tags, dropout)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot load the pretrained encoder {name_or_folder}: {error}") from None

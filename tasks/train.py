@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 
 from edpsgd import card
 from edpsgd.bounds import Bound
 from edpsgd.card import Card
-from tasks import generate, progress, readers, run
+from tasks import checkpoints, generate, progress, readers, run
 from tasks.config import Config, parse, write_file
 from tasks.corpus import Corpus
 from tasks.evaluation import evaluate
@@ -74,27 +75,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
     """A whole job; None if it is only planned."""
-    corpus = read(config)
-    rows = split(corpus, config.split, config.split_seed)
-    if min(len(rows.train), len(rows.validation), len(rows.test)) == 0:
-        raise ValueError(f"{len(corpus)} utterances are too few to train, validate and test on")
+    logging.disable_progress_bar()  # every worker would draw one
+    corpus, rows = team.together(lambda: _read(config))
     batches = make_batches(config, len(rows.train), team.collective)
     plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
     _say(team, _summary(config, corpus, rows, plan, team.collective.size))
     if dry_run:
         return None
-    folder = resume or _new_folder(config, team)
+    folder = _new_folder(config, team) if resume is None else resume
     torch.manual_seed(config.seed if config.seed is not None else torch.seed())
-    parts, not_covered = (run.load(folder), []) if resume else run.build(config, corpus, rows.train)
+    parts = team.together(lambda: _parts(config, corpus, rows, resume))
     data = _prepare(config, corpus, rows, parts)
-    if team.is_first and not resume:
-        _begin(folder, config, parts, data)
+    if resume is None:
+        team.on_first(lambda: _begin(folder, config, parts, data))
     training = Training(config, team, parts, batches, plan, folder)
-    training.state.not_covered = not_covered
-    if resume:
-        training.load_checkpoint()
-    training.run(data.train, data.validation)
-    return _finish(config, team, training, data)
+    training.state.not_covered = run.not_covered(config)
+    try:
+        if resume is not None:
+            training.load_checkpoint()
+        training.run(data.train, data.validation)
+        return _finish(config, team, training, data)
+    finally:
+        training.close()
 
 
 def read(config: Config) -> Corpus:
@@ -102,6 +104,30 @@ def read(config: Config) -> Corpus:
     if config.task == "generated":
         return Corpus(generate.utterances(config.examples, seed=config.split_seed))
     return readers.read(config.task, config.data or "", config.skip_bad_lines)
+
+
+def _read(config: Config) -> tuple[Corpus, Split]:
+    """The corpus and its parts, none of them empty."""
+    corpus = read(config)
+    rows = split(corpus, config.split, config.split_seed)
+    sizes = {name: len(part) for name, part in vars(rows).items()}
+    if min(sizes.values()) == 0:
+        found = ", ".join(f"{size} {name}" for name, size in sizes.items())
+        raise ValueError(f"{len(corpus)} utterances are too few to train, validate and test on: {found}")
+    return corpus, rows
+
+
+def _parts(config: Config, corpus: Corpus, rows: Split, resume: Path | None) -> run.Parts:
+    """A new model; or that of a run folder, whose checkpoint, if there is one, comes later."""
+    if resume is None:
+        return run.build(config, corpus, rows.train)
+    if run.has_ended(resume) and checkpoints.latest(resume / "checkpoints") is None:
+        raise ValueError(f"the run {resume} is complete, and its checkpoints are gone: there is nothing to go on with")
+    before = json.loads((resume / "data.json").read_text(encoding="utf-8"))
+    now = {name: len(part) for name, part in vars(rows).items()}
+    if any(before.get(name) != size for name, size in now.items()):
+        raise ValueError(f"the data are not those of the run {resume}: it had other numbers of utterances, now {now}")
+    return run.load_to_train(resume, config)
 
 
 def _summary(config: Config, corpus: Corpus, rows: Split, plan: Plan | None, workers: int) -> str:
@@ -134,15 +160,21 @@ def _new_folder(config: Config, team: Workers) -> Path:
     """Worker 0 says where."""
     name = f"{config.task}-{config.model}-{config.private}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(team.collective.gather(config.output or f"runs/{name}")[0])
-    if any((folder / name).exists() for name in ("config.yaml", run.WEIGHTS, "ledger.jsonl")):
-        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
-    team.collective.gather(None)  # all have looked before worker 0 writes
+    team.on_first(lambda: _check_unused(folder))
     return folder
+
+
+def _check_unused(folder: Path) -> None:
+    """The configuration is the last that is written before training, and the ledger the first in it."""
+    if (folder / "config.yaml").exists():
+        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
+    if any((folder / name).exists() for name in (run.WEIGHTS, "ledger.jsonl")):
+        raise ValueError(f"{folder} holds weights or a ledger without a config.yaml: name another --output")
 
 
 def _begin(folder: Path, config: Config, parts: run.Parts, data: Data) -> None:
     """What stays the same in a run folder, and the initial weights."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # labels and metrics are not for everybody
     parts.save(folder)
     parts.save_weights(folder)
     overlap = near_duplicates(data.corpus, data.parts)
@@ -151,6 +183,10 @@ def _begin(folder: Path, config: Config, parts: run.Parts, data: Data) -> None:
         **{name: getattr(data.corpus, name) for name in ("repaired", "skipped", "left_out")},
         **vars(overlap),
     }
+    print(
+        f"near duplicates: {overlap.near_duplicate_share:.1%} of the test utterances have a form that is in the "
+        f"training set too, {overlap.exact_duplicate_share:.1%} are in it word for word"
+    )
     (folder / "data.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
     write_file(folder / "config.yaml", config)
 
@@ -158,17 +194,22 @@ def _begin(folder: Path, config: Config, parts: run.Parts, data: Data) -> None:
 def _finish(config: Config, team: Workers, training: Training, data: Data) -> Outcome:
     """Weights, metrics of the test set, and the card."""
     found = evaluate(training.model, data.test, training.parts.labels, team.collective, team.device)
-    private, state, written = training.private, training.state, None
-    epsilon = None if private is None else private.epsilon(config.delta)
-    if team.is_first:
-        training.parts.save_weights(training.folder)
-        numbers = {f"test_{name}": value for name, value in found.items()}
-        last = {"step": state.step, "seconds": round(state.seconds, 3), **numbers}
-        progress.record(training.folder, last if epsilon is None else {**last, "epsilon": float(epsilon)})
-        if private is not None:
-            rounded = {name: round(value, 3) for name, value in numbers.items()}
-            written = card.write(training.folder, private.ledger, config.delta, rounded, state.not_covered)
-    return Outcome(training.folder, found, state.seconds, epsilon, written)
+    epsilon = None if training.private is None else training.private.epsilon(config.delta)
+    written = team.on_first(lambda: _write(config, training, found, epsilon))
+    return Outcome(training.folder, found, training.state.seconds, epsilon, written)
+
+
+def _write(config: Config, training: Training, found: Mapping[str, float], epsilon: Bound | None) -> Card | None:
+    """The metrics of the test set come last: whoever finds them knows that the run is complete."""
+    folder, state, written = training.folder, training.state, None
+    numbers = {f"test_{name}": value for name, value in found.items()}
+    training.parts.save_weights(folder)
+    if training.private is not None:
+        rounded = {name: round(value, 3) for name, value in numbers.items()}
+        written = card.write(folder, training.private.ledger, config.delta, rounded, state.not_covered)
+    last = {"step": state.step, "seconds": round(state.seconds, 3), **numbers}
+    progress.record(folder, last if epsilon is None else {**last, "epsilon": float(epsilon)})
+    return written
 
 
 def table(outcomes: Mapping[str, Outcome]) -> str:

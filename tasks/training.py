@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 import edpsgd
-from edpsgd.bounds import format_epsilon
 from edpsgd.sampling import Batches
 from tasks import checkpoints, progress
 from tasks.config import Config
@@ -65,6 +64,7 @@ class Training:
         self._plan = plan
         self.optimizer = self._make_optimizer(plan)
         self._loss = torch.zeros((), device=workers.device)
+        self._since: float | None = None  # when the clock was started, while it runs
 
     @property
     def private(self) -> edpsgd.PrivateOptimizer | None:
@@ -78,37 +78,49 @@ class Training:
 
     def run(self, train: Examples, validation: Examples) -> None:
         """All epochs that are left; a budget that is used up and early stopping end them before."""
-        shown = progress.Progress(
-            self.folder, self.total_steps, self.state.step, self.workers.is_first, self.config.tensorboard
-        )
+        place = self.folder, self.total_steps, self.state.step, self.workers.is_first, self.config.tensorboard
+        shown = self.workers.together(lambda: progress.Progress(*place))
         try:
             while self.state.epoch < self.config.epochs and not self.state.is_stopped:
                 self._epoch(train, validation, shown)
         except edpsgd.BudgetExhausted as error:
-            self.state.is_stopped = True
-            self.state.not_covered.append(f"that the training ended early, in epoch {self.state.epoch}: budget used up")
-            shown.say(f"the budget is used up: {error}")
+            self._end_early(error, shown)
         finally:
             shown.close()
         self._take_best()
+
+    def close(self) -> None:
+        """Lets go of the ledger file, with the exact number of steps in it."""
+        if self.private is not None:
+            self.private.ledger.close()
 
     # ---------------------------------------------------------------- an epoch
 
     def _epoch(self, train: Examples, validation: Examples, shown: progress.Progress) -> None:
         epsilon = self._begin_epoch()
-        begin = time.monotonic()
+        self._count_seconds(go_on=True)
         for micro_batches in self._steps():
             self._step(train, micro_batches)
             shown.move()
             if shown.wants():
                 shown.show(_text(self._figures(), epsilon))
-            is_last = self.state.step % self.batches.steps_per_epoch == 0
-            if not is_last and self.config.checkpoint_every and self.state.step % self.config.checkpoint_every == 0:
-                self.state.seconds += time.monotonic() - begin
-                begin = time.monotonic()
+            if self._wants_checkpoint():
+                self._count_seconds(go_on=False)
                 self.save_checkpoint()
-        self.state.seconds += time.monotonic() - begin
+                self._count_seconds(go_on=True)
+        self._count_seconds(go_on=False)
         self._end_epoch(validation, shown)
+
+    def _count_seconds(self, go_on: bool) -> None:
+        """Of steps, not of validation and checkpoints."""
+        now = time.monotonic()
+        self.state.seconds += 0.0 if self._since is None else now - self._since
+        self._since = now if go_on else None
+
+    def _wants_checkpoint(self) -> bool:
+        """In the middle of an epoch; the end has its own."""
+        every = self.config.checkpoint_every
+        return every > 0 and self.state.step % every == 0 and self.batches.position < self.batches.steps_per_epoch
 
     def _begin_epoch(self) -> progress.EpsilonSoFar | None:
         """A new pass over the data, or the rest of one."""
@@ -158,8 +170,8 @@ class Training:
         return total / len(rows)
 
     def _set_rates(self) -> None:
-        """The learning rate is a function of the step alone, so that a resumed run has the same."""
-        share = self.state.step / self.total_steps
+        """The learning rate is a function of the place in the training, so that a resumed run has the same."""
+        share = (self.state.epoch * self.batches.steps_per_epoch + self.batches.position) / self.total_steps
         factor = min(1.0, (share + 1 / self.total_steps) / self.config.warmup) if self.config.warmup else 1.0
         if self.config.schedule == "linear":
             factor = min(factor, (1 - share) / max(1e-9, 1 - self.config.warmup))
@@ -169,13 +181,15 @@ class Training:
     # ---------------------------------------------------------------- the end of an epoch
 
     def _end_epoch(self, validation: Examples, shown: progress.Progress) -> None:
+        self._check_weights()
         found = evaluate(self.model, validation, self.parts.labels, self.workers.collective, self.workers.device)
         figures, cost, text = self._figures(), {}, None
         if self.private is not None:
-            cost = {"epsilon": float(self.private.epsilon(self.config.delta))}
-            text = format_epsilon(cost["epsilon"])
+            bound = self.private.epsilon(self.config.delta)
+            cost, text = {"epsilon": float(bound)}, progress.short(bound)
         place = {"epoch": self.state.epoch, "step": self.state.step, "seconds": round(self.state.seconds, 3)}
-        shown.record({**place, **figures, **cost, **{f"validation_{name}": value for name, value in found.items()}})
+        line = {**place, **figures, **cost, **{f"validation_{name}": value for name, value in found.items()}}
+        self.workers.on_first(lambda: shown.record(line))
         shown.say(
             f"epoch {self.state.epoch + 1}/{self.config.epochs}   {_text(figures, text)}   "
             f"validation SER {found['ser']:.2f} %   {self.state.seconds:.0f} s"
@@ -191,8 +205,7 @@ class Training:
             return
         if self.state.best is None or ser < self.state.best:
             self.state.best, self.state.best_epoch = ser, self.state.epoch
-            if self.workers.is_first:
-                checkpoints.save_weights(self.folder / "best.safetensors", self._trained())
+            self.workers.on_first(self._save_best)
         elif self.state.epoch - self.state.best_epoch >= self.config.early_stopping:
             self.state.is_stopped = True
             shown.say(f"no better SER on validation data since epoch {self.state.best_epoch + 1}: stopped")
@@ -201,11 +214,36 @@ class Training:
         """Early stopping keeps the model of the best epoch, and the card says who chose it."""
         if self.state.best is None:
             return
-        self.workers.collective.gather(None)  # worker 0 has written it
-        self.model.load_state_dict(checkpoints.load_weights(self.folder / "best.safetensors"), strict=False)
+        self.workers.on_first(lambda: self.model.load_state_dict(checkpoints.load_weights(self._best()), strict=False))
+        self.workers.broadcast(self.model)
         self.state.not_covered.append(
             f"the choice of epoch {self.state.best_epoch + 1}: early stopping by the error rate on validation data"
         )
+
+    def _save_best(self) -> None:
+        self._best().parent.mkdir(parents=True, exist_ok=True)
+        checkpoints.save_weights(self._best(), self._trained())
+
+    def _best(self) -> Path:
+        """A file of its own for each epoch: that of the last checkpoint must stay until there is a newer one."""
+        return self.folder / "checkpoints" / f"best-{self.state.best_epoch:06d}.safetensors"
+
+    def _end_early(self, error: edpsgd.BudgetExhausted, shown: progress.Progress) -> None:
+        """Steps that ran again after a crash have cost the budget of the last ones."""
+        self._count_seconds(go_on=False)
+        self.state.is_stopped = True
+        self.state.not_covered.append(f"that the training ended early, in epoch {self.state.epoch + 1}: budget used up")
+        self.save_checkpoint()
+        shown.say(f"the budget is used up: {error}")
+
+    def _check_weights(self) -> None:
+        """All workers have the same, so that all of them raise the error."""
+        norms = torch._foreach_norm(list(self._trained().values()))
+        if not bool(torch.isfinite(torch.stack(norms)).all()):
+            raise ValueError(
+                f"after step {self.state.step} the model holds NaN or infinities: choose a smaller learning_rate, or "
+                "a larger warmup. Checkpoints are from before"
+            )
 
     # ---------------------------------------------------------------- figures
 
@@ -216,7 +254,12 @@ class Training:
             return {"loss": loss}
         factor = 1.0 if self._plan.decay is None else self._plan.decay(self.state.epoch)
         noise = self._plan.noise_multiplier * factor
-        return {"loss": loss, "clip_fraction": self.private.clip_fraction, "noise_multiplier": noise}
+        return {
+            "loss": loss,
+            "clip_fraction": self.private.clip_fraction,  # since the epoch or, after a resume, the process began
+            "discarded": self.private.discarded,
+            "noise_multiplier": noise,
+        }
 
     # ---------------------------------------------------------------- the optimizer and checkpoints
 
@@ -228,6 +271,7 @@ class Training:
         inner = torch.optim.AdamW(params, weight_decay=config.weight_decay, fused=True)
         if plan is None:
             return self.workers.averaged(inner, self.model)
+        edpsgd.check_model(self.model)
         return edpsgd.PrivateOptimizer(
             inner,
             self.model.named_parameters(),
@@ -252,24 +296,38 @@ class Training:
         return {name: tensor for name, tensor in self.model.state_dict().items() if name in names}
 
     def save_checkpoint(self) -> None:
-        """On worker 0."""
+        """On worker 0; an error there, such as a full disk, is one on all workers."""
+        self._check_weights()
         self.state.loss += float(self._loss)
         self._loss.zero_()
-        optimizer = self.optimizer.state_dict()
-        if self.workers.is_first:
-            state = {"training": asdict(self.state), "batches": self.batches.state_dict()}
-            checkpoints.save(self.folder / "checkpoints", self.state.step, self._trained(), optimizer, state)
+        optimizer, folder = self.optimizer.state_dict(), self.folder / "checkpoints"
+        state = {"training": asdict(self.state), "batches": self.batches.state_dict()}
+
+        def save() -> None:
+            checkpoints.save(folder, self.state.step, self._trained(), optimizer, state)
+            for best in folder.glob("best-*"):
+                if best != self._best():
+                    best.unlink()
+
+        self.workers.on_first(save)
 
     def load_checkpoint(self) -> None:
-        """Goes on from the last checkpoint of the run folder; all workers load the same."""
+        """Goes on from the last checkpoint of the run folder, which all workers load; if there is none, from the start.
+
+        Either way the ledger keeps what was charged.
+        """
+        found = checkpoints.latest(self.folder / "checkpoints")
+        if self.workers.collective.gather(found is not None)[0]:
+            self.workers.together(self._load)
+        self.workers.on_first(lambda: progress.drop_later_lines(self.folder, self.state.step))
+
+    def _load(self) -> None:
         weights, optimizer, state = checkpoints.load(self.folder / "checkpoints")
         self.model.load_state_dict(weights, strict=False)
         self.state = State(**state["training"])
         self.optimizer.load_state_dict(optimizer)
         if self.private is None:
             self.batches.load_state_dict(state["batches"])
-        if self.workers.is_first:
-            progress.drop_later_lines(self.folder, self.state.step)
 
 
 def _learning_rates(config: Config) -> list[float]:

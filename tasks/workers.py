@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from edpsgd import agreement
 from edpsgd.collectives import Collective, resolve
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,16 @@ class Workers:
         """Whether this is worker 0, which writes and talks."""
         return self.collective.rank == 0
 
+    def together(self, work: Callable[[], T]) -> T:
+        """What every worker does by itself; if one of them fails, all do, and none waits for it."""
+        found: list[T] = []
+        agreement.together(self.collective, lambda: found.append(work()))
+        return found[0]
+
+    def on_first(self, work: Callable[[], T]) -> T | None:
+        """What worker 0 does alone, and None on the others; if it fails, all do."""
+        return self.together(lambda: work() if self.is_first else None)
+
     def broadcast(self, model: nn.Module) -> None:
         """Gives every worker the model of worker 0."""
         if self.launcher == "horovod":
@@ -54,26 +67,39 @@ class Workers:
 
 @contextmanager
 def workers(device: str = "auto", threads: int | None = None) -> Iterator[Workers]:
-    """Starts whatever the launcher needs, and ends it."""
+    """Starts whatever the launcher needs, and ends it; what runs already is left running."""
     launcher = _launcher()
+    is_mine = launcher == "torch" and not dist.is_initialized()
     if launcher == "horovod":
         _horovod().init()
-    elif launcher == "torch":
+    elif is_mine:
         dist.init_process_group("nccl" if device != "cpu" and torch.cuda.is_available() else "gloo")
-    here = int(os.environ.get("HOROVOD_LOCAL_RANK") or os.environ.get("LOCAL_RANK") or 0)
-    beside = int(os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    torch.set_num_threads(threads or max(1, _cores() // beside))
+    here, beside = _on_this_node(launcher)
+    if threads or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads or max(1, _cores() // beside))
     try:
         yield Workers(launcher, resolve(launcher), _device(device, here))
     finally:
-        if launcher == "torch":
+        if is_mine:
             dist.destroy_process_group()
 
 
 def _launcher() -> str:
-    if "HOROVOD_RANK" in os.environ:
-        return "horovod"
-    return "torch" if "TORCHELASTIC_RUN_ID" in os.environ else "local"
+    """Several processes that train without knowing of each other would share a run folder and a ledger."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torch"
+    by_mpi = any(int(os.environ.get(name) or 1) > 1 for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"))
+    return "horovod" if by_mpi or "HOROVOD_RANK" in os.environ or "HOROVOD_HOSTNAME" in os.environ else "local"
+
+
+def _on_this_node(launcher: str) -> tuple[int, int]:
+    """This worker's number among those of its node, and how many they are."""
+    if launcher == "horovod":
+        size = max(int(os.environ.get(name) or 1) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"))
+        if _horovod().size() < size:
+            raise ValueError(f"{size} processes were started, and Horovod knows of {_horovod().size()}: use horovodrun")
+        return int(_horovod().local_rank()), int(_horovod().local_size())
+    return int(os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def _cores() -> int:
@@ -87,8 +113,9 @@ def _device(name: str, local_rank: int) -> torch.device:
         raise ValueError("device is cuda, and torch finds no GPU")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    number = local_rank % torch.cuda.device_count()  # a launcher may show each worker its own GPU only
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def _horovod() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,16 @@ def test_the_accounting_example_and_the_plan_above_it() -> None:
 def test_the_commands_run(line, capsys) -> None:
     assert cli.main(line.split()[1:]) == 0
     assert "ε" in capsys.readouterr().out
+
+
+def test_the_language_understanding_commands_run(tmp_path) -> None:
+    """As printed, but for the folder: utterances are made, a model is trained on two workers, and it answers."""
+    found = re.search(r"```\n(python -m tasks.generate.*?)```", README, re.DOTALL)
+    assert found is not None
+    (tmp_path / "runs").mkdir()
+    for line in found[1].replace("runs/", f"{tmp_path}/runs/").splitlines():
+        words = [sys.executable if word == "python" else word for word in shlex.split(line)]
+        done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    assert json.loads(done.stdout)["intent"] in json.loads((tmp_path / "runs/first/labels.json").read_text())["intents"]
+    assert (tmp_path / "runs/first/privacy_card.md").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -162,11 +164,33 @@ def test_workers_share_the_utterances(corpus) -> None:
     model, given = small_model("clc", labels), []
     for rank in range(3):
         together = evaluate(model, examples, labels, OneOf(rank, 3, given), torch.device("cpu"))
-    assert sorted(number for part in given for number, _, _ in part) == list(range(8))
+    assert [part.utterances for part in given] == [3, 3, 2]
     assert together == pytest.approx(evaluate(model, examples, labels, resolve("local"), torch.device("cpu")))
     answers = [model.predict(examples.batch([number]))[0] for number in range(8)]
     named = [(labels.intents[a.intent], [labels.tags[tag] for tag in a.tags]) for a in answers]
     assert together == pytest.approx(scores([corpus[row] for row in ROWS], named))
+
+
+def test_more_workers_than_utterances(corpus) -> None:
+    """Those without one take part all the same."""
+    examples, labels = examples_of(corpus, ROWS[:2]), Labels.of_rows(corpus, ROWS)
+    model, given = small_model("clc", labels), []
+    for rank in range(4):
+        together = evaluate(model, examples, labels, OneOf(rank, 4, given), torch.device("cpu"))
+    assert [part.utterances for part in given] == [1, 1, 0, 0]
+    assert together == pytest.approx(evaluate(model, examples, labels, resolve("local"), torch.device("cpu")))
+
+
+def test_evaluation_keeps_one_bucket_in_memory() -> None:
+    """No list grows with the number of utterances."""
+    corpus = Corpus(generate.utterances(2000, seed=1))
+    rows = np.arange(len(corpus))
+    examples, labels = examples_of(corpus, rows), Labels.of_rows(corpus, rows)
+    tracemalloc.start()
+    evaluate(Oracle(), examples, labels, resolve("local"), torch.device("cpu"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(corpus.word_ids) + 20 * len(corpus) + 1_000_000
 
 
 def test_places(corpus) -> None:

@@ -8,10 +8,11 @@ from itertools import combinations, pairwise, permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seqeval.metrics import f1_score
 from seqeval.metrics.sequence_labeling import get_entities
 
 from tasks.corpus import Slot, Utterance, spans
-from tasks.metrics import SemanticErrors, scores, semantic_errors
+from tasks.metrics import SemanticErrors, count, scores, semantic_errors
 
 A, B = ("name", 1, 3), ("date", 4, 6)  # words 1 and 2, words 4 and 5
 
@@ -118,6 +119,25 @@ def test_an_inside_tag_alone_is_a_slot_for_both_metrics():
 @given(st.lists(st.sampled_from(["O", "B-a", "I-a", "B-b", "I-b", "B-b-c", "I-b-c"]), max_size=8))
 def test_seqeval_sees_the_same_slots(tags):
     assert spans(tags) == [(kind, first, last + 1) for kind, first, last in get_entities(tags)]
+
+
+sentences = st.lists(st.sampled_from(["O", "B-a", "I-a", "B-b", "I-b"]), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(sentences.flatmap(lambda tags: st.tuples(st.just(tags), st.permutations(tags))), min_size=1, max_size=6)
+)
+def test_slot_f1_is_that_of_seqeval_and_counts_of_parts_add_up(pairs):
+    references = [utterance(" ".join(expected)) for expected, _ in pairs]
+    predictions = [("call", list(predicted)) for _, predicted in pairs]
+    whole = scores(references, predictions)
+    if any(tag != "O" for expected, _ in pairs for tag in expected):
+        by_seqeval = f1_score([list(one.tags) for one in references], [tags for _, tags in predictions])
+        assert whole["slot_f1"] == pytest.approx(100 * by_seqeval)
+    half = len(pairs) // 2
+    parts = [count(references[part], predictions[part]) for part in (slice(half), slice(half, None))]
+    assert (parts[0] + parts[1]).scores() == whole
 
 
 def test_bad_input_is_named_and_not_quoted():

@@ -252,7 +252,7 @@ def test_output_that_knows_ascii_only(parts, monkeypatch) -> None:
 def test_real_run_folder(tmp_path, capsys) -> None:
     """From the disk, in one process: what the model of the folder says."""
     corpus = Corpus(generate.utterances(15, seed=1))
-    made, _ = run.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
+    made = run.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
     made.save(tmp_path / "run")
     made.save_weights(tmp_path / "run")
     said = [" ".join(one.words) for one in corpus]
@@ -270,6 +270,21 @@ def test_real_run_folder(tmp_path, capsys) -> None:
 
 
 # ---------------------------------------------------------------- refusals
+
+
+def test_training_that_has_not_ended(parts, tmp_path, capsys) -> None:
+    """Its folder holds the weights that it began with: answers would be chance."""
+    (tmp_path / "config.yaml").write_text("task: generated\n", encoding="utf-8")
+    arguments = ["--run", str(tmp_path), "--text", "call anna"]
+    for metrics in (None, '{"epoch": 0, "step": 4, "validation_ser": 80.0}\n'):
+        if metrics is not None:
+            (tmp_path / "metrics.jsonl").write_text(metrics, encoding="utf-8")
+        with pytest.raises(SystemExit, match="has not ended: go on with tasks.train --resume"):
+            predict.main(arguments)
+    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 8, "test_ser": 12.0}\n')
+    predict.main(arguments)
+    assert answers(capsys)[0]["intent"] == "phone"
 
 
 def refused(*arguments: str) -> str:
