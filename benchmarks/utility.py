@@ -217,6 +217,18 @@ def _plain_rows(runs: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def readme_table(found: dict[str, Any]) -> str:
+    """SER of plain training on the random split, and the paper's in brackets."""
+    done = {
+        (r["settings"]["model"], r["settings"]["task"]): r["metrics"]["test_ser"] for r in found["runs"] if _is_base(r)
+    }
+    rows = []
+    for model, name in (("clc", "CLC, frozen word-piece vectors"), ("bert", "BERT, the weights of MiniLM")):
+        sers = [(done.get((model, task)), PAPER[model, task]) for task in ("atis", "snips", "nlu-eval")]
+        rows.append([name, *(f"{'–' if ser is None else f'{ser:.1f}'} ({paper:.1f})" for ser, paper in sers)])
+    return "\n".join(_table(("SER in %, random split (the paper's)", "ATIS", "SNIPS", "NLU-EVAL"), rows))
+
+
 def _private_rows(runs: list[dict[str, Any]]) -> list[list[str]]:
     base = {(r["settings"]["model"], r["settings"]["task"]): r["metrics"]["test_ser"] for r in runs if _is_base(r)}
     tried = [r for r in runs if not _is_plain(r)]

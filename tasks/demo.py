@@ -36,12 +36,12 @@ PRIVATE = Config(
 
 def main() -> None:
     """Both jobs, a table and the card."""
-    folder = f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
     with workers() as team:
-        private = train(replace(PRIVATE, output=folder), team)
+        private = train(replace(PRIVATE, output=f"runs/demo-{stamp}"), team)
         if team.is_first:
             print("\nthe same without privacy", flush=True)
-        plain = train(replace(PRIVATE, private="off", noise_multiplier=None, output=f"{folder}-off"), team)
+        plain = train(replace(PRIVATE, private="off", noise_multiplier=None, output=f"runs/plain-{stamp}"), team)
     if private is not None and plain is not None and private.card is not None:
         print(table({"edp": private, "off": plain}))
         print(f"\n{private.card.markdown()}\n")

@@ -13,6 +13,8 @@ import pytest
 
 import edpsgd
 from benchmarks.step_time import readme_table
+from benchmarks.utility import PAPER
+from benchmarks.utility import readme_table as readme_error_rates
 from edpsgd import accounting, cli
 from tests.test_launchers import command, environment
 
@@ -46,6 +48,16 @@ def test_the_figures_of_the_accountant() -> None:
     assert all(row["seconds"] <= 20 and row["epsilon"] <= 1 for row in results["calibration"])
     assert results["without_sampling"]["epsilon_ms"] < 1
     assert all(row["seconds"] < row["seconds_anew"] for row in results["growth"])
+
+
+def test_the_error_rates() -> None:
+    """The table is that of the results, and no figure is worse than the paper's."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "utility.json").read_text())
+    assert readme_error_rates(results) in README
+    plain = [r for r in results["runs"] if r["settings"]["private"] == "off"]
+    assert len(plain) >= 5
+    for one in plain:
+        assert one["metrics"]["test_ser"] <= PAPER[one["settings"]["model"], one["settings"]["task"]]
 
 
 EACH = "for p in model.parameters()"
