@@ -214,7 +214,7 @@ class Training:
         """Early stopping keeps the model of the best epoch, and the card says who chose it."""
         if self.state.best is None:
             return
-        self.workers.on_first(lambda: self.model.load_state_dict(checkpoints.load_weights(self._best()), strict=False))
+        self.workers.on_first(lambda: self._put(checkpoints.load_weights(self._best())))
         self.workers.broadcast(self.model)
         self.state.not_covered.append(
             f"the choice of epoch {self.state.best_epoch + 1}: early stopping by the error rate on validation data"
@@ -295,6 +295,12 @@ class Training:
         names = {name for name, p in self.model.named_parameters() if p.requires_grad}
         return {name: tensor for name, tensor in self.model.state_dict().items() if name in names}
 
+    def _put(self, weights: dict[str, torch.Tensor]) -> None:
+        """Puts all trained tensors, and nothing else, back into the model."""
+        if weights.keys() != self._trained().keys():
+            raise ValueError(f"the checkpoints in {self.folder} are of another model: they hold other tensors")
+        self.model.load_state_dict(weights, strict=False)
+
     def save_checkpoint(self) -> None:
         """On worker 0; an error there, such as a full disk, is one on all workers."""
         self._check_weights()
@@ -323,7 +329,7 @@ class Training:
 
     def _load(self) -> None:
         weights, optimizer, state = checkpoints.load(self.folder / "checkpoints")
-        self.model.load_state_dict(weights, strict=False)
+        self._put(weights)
         self.state = State(**state["training"])
         self.optimizer.load_state_dict(optimizer)
         if self.private is None:

@@ -204,6 +204,16 @@ def test_a_damaged_checkpoint_costs_no_ledger(tmp_path, monkeypatch) -> None:
     assert steps(tmp_path / "run") == [3]
 
 
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, monkeypatch) -> None:
+    interrupt(tiny(tmp_path / "run", checkpoint_every=2), 3, monkeypatch)
+    file = checkpoints.latest(tmp_path / "run" / "checkpoints") / "weights.safetensors"
+    held = checkpoints.load_weights(file)
+    held.pop("intent.bias")
+    checkpoints.save_weights(file, held)
+    with quiet(), pytest.raises(ValueError, match="are of another model"):
+        go_on(tmp_path / "run")
+
+
 # -------------------------------------------------------------------- early stopping
 
 
