@@ -29,7 +29,8 @@ from tasks.planning import make_batches, make_plan
 from tasks.training import Training
 from tasks.workers import workers
 
-SIZES = (100_000, 200_000, 400_000)  # utterances, for the growth of memory
+BATCH = 64
+SIZES = (100_000, 200_000, 400_000, 800_000)  # utterances, for the growth of memory
 
 
 class Stopwatch:
@@ -64,7 +65,7 @@ class Stopwatch:
 def one_epoch(model: str, examples: int) -> dict[str, float] | None:
     """Trains on all of them once; the figures of worker 0, None on the others."""
     config = Config(
-        task="generated", model=model, epochs=1, batch_size=32, noise_multiplier=1.0, seed=0, tensorboard=False
+        task="generated", model=model, epochs=1, batch_size=BATCH, noise_multiplier=1.0, seed=0, tensorboard=False
     )
     with workers() as team, tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(generate.utterances(examples))
@@ -90,13 +91,13 @@ def one_epoch(model: str, examples: int) -> dict[str, float] | None:
 def memory(model: str, examples: int) -> dict[str, int]:
     """Bytes of a process that holds so many utterances, ready for the model, beside those of the arrays."""
     config, process = Config(task="generated", model=model, noise_multiplier=1.0), psutil.Process()
-    corpus = Corpus(generate.utterances(1000))
-    run.build(config, corpus, np.arange(1000)).inputs.table(corpus.words)  # whatever is made once
+    few = Corpus(generate.utterances(10_000))  # has all words and labels
+    parts = run.build(config, few, np.arange(len(few)))
+    table = parts.inputs.table(few.words)
     before = process.memory_info().rss
     corpus = Corpus(generate.utterances(examples))
-    rows = np.arange(len(corpus))
-    parts = run.build(config, corpus, rows)
-    held = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels)
+    table = parts.inputs.table(corpus.words)
+    held = Examples(corpus, np.arange(len(corpus)), table, parts.labels)
     arrays = (corpus.word_ids, corpus.tag_ids, corpus.intent_ids, corpus.starts, held.rows)
     return {
         "examples": examples,
@@ -130,7 +131,7 @@ def page(found: dict[str, Any]) -> str:
         "# Data in training",
         "",
         f"`python -m benchmarks.data_loading` on {about['processor']}, {about['cores']} cores. One epoch of eDP-SGD",
-        f"over {found['examples']} generated utterances on {found['workers']} Horovod workers, batch 32 each,",
+        f"over {found['examples']} generated utterances on {found['workers']} Horovod workers, batch {BATCH} each,",
         "models of full size.",
         "",
         "| model | epoch | drawing and assembling batches | share |",
@@ -145,6 +146,11 @@ def page(found: dict[str, Any]) -> str:
         for row in found[model]["memory"]:
             numbers = " | ".join(f"{row[name] / 1e6:.1f}" for name in ("arrays", "grown", "peak"))
             lines.append(f"| {model} | {row['examples']} | {numbers} |")
+    lines.append("")
+    for model in ("clc", "bert"):
+        first, last = found[model]["memory"][0], found[model]["memory"][-1]
+        grown, arrays = ((last[name] - first[name]) / 1e6 for name in ("grown", "arrays"))
+        lines.append(f"- {model}, from the smallest to the largest: {grown:.1f} MB for {arrays:.1f} MB of arrays.")
     return "\n".join(lines) + "\n"
 
 
