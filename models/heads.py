@@ -30,6 +30,21 @@ class Prediction(NamedTuple):
     tag_scores: list[float]
 
 
+class Outputs(NamedTuple):
+    """All that a model gives away about some utterances.
+
+    Attributes:
+        losses: one for each utterance.
+        intents: probabilities, utterances x intents.
+        tags: the probability of each tag of a word given the whole utterance, utterances x words x tags; whatever
+            stands at the places that the mask leaves out means nothing.
+    """
+
+    losses: torch.Tensor
+    intents: torch.Tensor
+    tags: torch.Tensor
+
+
 class IntentSlotModel(nn.Module):
     """An encoder of utterances with two heads: a linear layer for the intent, a linear layer and a CRF for the slots.
 
@@ -73,8 +88,16 @@ class IntentSlotModel(nn.Module):
         The loss of an utterance does not depend on the others in the batch.
         """
         intents, emissions = self.scores(batch)
-        intent_loss = nn.functional.cross_entropy(intents, batch["intents"], reduction="none")
-        return intent_loss - self.crf(emissions, batch["tags"], mask=batch["mask"], reduction="none")
+        likelihood = self.crf(emissions, batch["tags"], mask=batch["mask"], reduction="none")
+        return nn.functional.cross_entropy(intents, batch["intents"], reduction="none") - likelihood
+
+    @torch.no_grad()
+    def outputs(self, batch: Batch) -> Outputs:
+        """Losses and probabilities of a batch that holds tags and intents too."""
+        intents, emissions = self.scores(batch)
+        likelihood, tags = self._marginals(emissions, batch["tags"], batch["mask"])
+        losses = nn.functional.cross_entropy(intents.double(), batch["intents"], reduction="none") - likelihood
+        return Outputs(losses, torch.softmax(intents, dim=1), tags)
 
     @torch.no_grad()
     def predict(self, batch: Batch, with_scores: bool = False) -> list[Prediction]:
@@ -82,25 +105,35 @@ class IntentSlotModel(nn.Module):
         intents, emissions = self.scores(batch)
         best = torch.softmax(intents, dim=1).max(dim=1)
         tags = self.crf.decode(emissions, mask=batch["mask"])
-        scores = self._marginals(emissions, tags, batch["mask"]) if with_scores else [[] for _ in tags]
+        scores = self._tag_scores(emissions, tags, batch["mask"]) if with_scores else [[] for _ in tags]
         rows = zip(best.indices.tolist(), best.values.tolist(), tags, scores, strict=True)
         return [Prediction(*row) for row in rows]
 
-    def _marginals(self, emissions: torch.Tensor, tags: list[list[int]], mask: torch.Tensor) -> list[list[float]]:
-        """P(tag of a word | utterance): one minus the gradient of the tags' log-likelihood by their own emissions.
-
-        The log-likelihood is a sum of scores minus the log-partition, whose gradient are the marginals.
-        """
+    def _tag_scores(self, emissions: torch.Tensor, tags: list[list[int]], mask: torch.Tensor) -> list[list[float]]:
         padded = torch.zeros(mask.shape, dtype=torch.long)
         for row, sequence in enumerate(tags):
             padded[row, : len(sequence)] = torch.tensor(sequence)
         padded = padded.to(mask.device)
-        with torch.enable_grad():
-            free = emissions.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.crf(free, padded, mask=mask, reduction="sum"), free)
-        chosen = 1.0 - gradient.gather(2, padded.unsqueeze(2)).squeeze(2)
-        lists = chosen.clamp(0.0, 1.0).tolist()
+        marginals = self._marginals(emissions, padded, mask)[1]
+        lists = marginals.gather(2, padded.unsqueeze(2)).squeeze(2).tolist()
         return [row[: len(sequence)] for row, sequence in zip(lists, tags, strict=True)]
+
+    def _marginals(
+        self, emissions: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-likelihood of tags, and P(tag of a word | utterance) of all tags.
+
+        The log-likelihood is a sum of scores minus the log-partition, whose gradient by the emissions are the
+        marginals. It is computed in double precision: of two large numbers, a small difference is left.
+        """
+        weights = {name: p.detach().double() for name, p in self.crf.named_parameters()}
+        settings = {"mask": mask, "reduction": "none"}
+        with torch.enable_grad():
+            free = emissions.detach().double().requires_grad_()
+            likelihood = torch.func.functional_call(self.crf, weights, (free, tags), settings)
+            (gradient,) = torch.autograd.grad(likelihood.sum(), free)
+        marginals = gradient.neg_().scatter_add_(2, tags.unsqueeze(2), torch.ones_like(gradient[:, :, :1]))
+        return likelihood.detach(), marginals.clamp_(0.0, 1.0)
 
 
 def pad(values: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64], fill: int = 0) -> npt.NDArray[np.int64]:

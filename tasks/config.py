@@ -33,7 +33,9 @@ class Config:
     data: str | None = _setting(None, "the data folder, or for jsonl and conll a file or folder", group="data")
     examples: int = _setting(20_000, "utterances to generate, for the task generated", group="data")
     split: str = _setting("hash", "45:5:50 by hash of the utterance, or at random", ("hash", "random"), "data")
-    split_seed: int = _setting(0, "of the random split, and of generated utterances", group="data")
+    split_seed: int = _setting(0, "another seed, another split", group="data")
+    data_seed: int = _setting(0, "of generated utterances", group="data")
+    canaries: int = _setting(0, "random utterances, each trained on or not by a coin, for mia.audit", group="data")
     skip_bad_lines: bool = _setting(False, "leave out and count lines that cannot be read", group="data")
     labels: str = _setting(
         "training-set", "a JSON file with the lists intents and slots, or training-set", group="data"
@@ -128,7 +130,7 @@ class Config:
         for name in ("learning_rate", "head_learning_rate", "epsilon", "clip_norm", "early_stopping", "threads"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
-        for name in ("weight_decay", "checkpoint_every", "noise_multiplier", "split_seed"):
+        for name in ("weight_decay", "checkpoint_every", "noise_multiplier", "split_seed", "data_seed", "canaries"):
             value = getattr(self, name)
             _require(value is None or value >= 0, name, value, "at least 0")
         _require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")

@@ -102,12 +102,17 @@ def near_duplicates(corpus: Corpus, split: Split) -> Overlap:
         >>> near_duplicates(calls, rows)
         Overlap(near_duplicates=2, near_duplicate_share=1.0, exact_duplicates=0, exact_duplicate_share=0.0)
     """
-    near = _common(_code_hashes(*_masked(corpus)), split)
+    near = _common(forms(corpus), split)
     exact = _common(
         _code_hashes(_numbered([word.lower() for word in corpus.words])[corpus.word_ids], corpus.starts), split
     )
     size = max(1, len(split.test))
     return Overlap(near, near / size, exact, exact / size)
+
+
+def forms(corpus: Corpus) -> Hashes:
+    """A number for each utterance; near duplicates have the same."""
+    return _code_hashes(*_masked(corpus))
 
 
 def _common(hashes: Hashes, split: Split) -> int:

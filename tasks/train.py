@@ -6,11 +6,13 @@ A run leaves a folder that a colleague can use: see tasks/run.py, and `python -m
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers.utils import logging
@@ -18,23 +20,20 @@ from transformers.utils import logging
 from edpsgd import card
 from edpsgd.bounds import Bound
 from edpsgd.card import Card
-from tasks import checkpoints, generate, progress, readers, run
+from tasks import canaries, checkpoints, progress, run
 from tasks.config import Config, parse, write_file
-from tasks.corpus import Corpus
+from tasks.data import Data, load
 from tasks.evaluation import evaluate
 from tasks.examples import Examples
 from tasks.planning import Plan, make_batches, make_plan
-from tasks.splits import Split, near_duplicates, split
+from tasks.splits import near_duplicates
 from tasks.training import Training
 from tasks.workers import Workers, workers
 
 
-@dataclass(frozen=True)
-class Data:
-    """A corpus and its parts, as the model reads them."""
+class Prepared(NamedTuple):
+    """The parts of a corpus as the model reads them."""
 
-    corpus: Corpus
-    parts: Split
     train: Examples
     validation: Examples
     test: Examples
@@ -76,61 +75,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
     """A whole job; None if it is only planned."""
     logging.disable_progress_bar()  # every worker would draw one
-    corpus, rows = team.together(lambda: _read(config))
-    batches = make_batches(config, len(rows.train), team.collective)
+    seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
+    data = team.together(lambda: load(config, resume, seed))
+    batches = make_batches(config, len(data.rows.train), team.collective)
     plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
-    _say(team, _summary(config, corpus, rows, plan, team.collective.size))
+    _say(team, _summary(config, data, plan, team.collective.size))
     if dry_run:
         return None
     folder = _new_folder(config, team) if resume is None else resume
     torch.manual_seed(config.seed if config.seed is not None else torch.seed())
-    parts = team.together(lambda: _parts(config, corpus, rows, resume))
-    data = _prepare(config, corpus, rows, parts)
+    parts = team.together(lambda: _parts(config, data, resume))
+    examples = _prepare(config, data, parts)
     if resume is None:
-        team.on_first(lambda: _begin(folder, config, parts, data))
+        team.on_first(lambda: _begin(folder, config, parts, data, team.collective.size))
     training = Training(config, team, parts, batches, plan, folder)
     training.state.not_covered = run.not_covered(config)
     try:
         if resume is not None:
             training.load_checkpoint()
-        training.run(data.train, data.validation)
-        return _finish(config, team, training, data)
+        training.run(examples.train, examples.validation)
+        return _finish(config, team, training, examples.test)
     finally:
         training.close()
 
 
-def read(config: Config) -> Corpus:
-    """The corpus that the settings name."""
-    if config.task == "generated":
-        return Corpus(generate.utterances(config.examples, seed=config.split_seed))
-    return readers.read(config.task, config.data or "", config.skip_bad_lines)
-
-
-def _read(config: Config) -> tuple[Corpus, Split]:
-    """The corpus and its parts, none of them empty."""
-    corpus = read(config)
-    rows = split(corpus, config.split, config.split_seed)
-    sizes = {name: len(part) for name, part in vars(rows).items()}
-    if min(sizes.values()) == 0:
-        found = ", ".join(f"{size} {name}" for name, size in sizes.items())
-        raise ValueError(f"{len(corpus)} utterances are too few to train, validate and test on: {found}")
-    return corpus, rows
-
-
-def _parts(config: Config, corpus: Corpus, rows: Split, resume: Path | None) -> run.Parts:
+def _parts(config: Config, data: Data, resume: Path | None) -> run.Parts:
     """A new model; or that of a run folder, whose checkpoint, if there is one, comes later."""
     if resume is None:
-        return run.build(config, corpus, rows.train)
+        return run.build(config, data.corpus, data.rows.train)
     if run.has_ended(resume) and checkpoints.latest(resume / "checkpoints") is None:
         raise ValueError(f"the run {resume} is complete, and its checkpoints are gone: there is nothing to go on with")
     before = json.loads((resume / "data.json").read_text(encoding="utf-8"))
-    now = {name: len(part) for name, part in vars(rows).items()}
+    now = {name: len(part) for name, part in vars(data.rows).items()}
     if any(before.get(name) != size for name, size in now.items()):
         raise ValueError(f"the data are not those of the run {resume}: it had other numbers of utterances, now {now}")
     return run.load_to_train(resume, config)
 
 
-def _summary(config: Config, corpus: Corpus, rows: Split, plan: Plan | None, workers: int) -> str:
+def _summary(config: Config, data: Data, plan: Plan | None, workers: int) -> str:
+    corpus, rows = data.corpus, data.rows
     number = ", ".join(f"{len(part)} {name}" for name, part in vars(rows).items())
     lines = [
         f"{config.task}: {len(corpus)} utterances, {config.split} split: {number}; "
@@ -146,14 +129,11 @@ def _summary(config: Config, corpus: Corpus, rows: Split, plan: Plan | None, wor
     return "\n".join(lines)
 
 
-def _prepare(config: Config, corpus: Corpus, rows: Split, parts: run.Parts) -> Data:
-    table = parts.inputs.table(corpus.words)
-    table.check(corpus.word_ids, corpus.starts)
-    examples = [
-        Examples(corpus, part, table, parts.labels, config.bucket_size)
-        for part in (rows.train, rows.validation, rows.test)
-    ]
-    return Data(corpus, rows, *examples)
+def _prepare(config: Config, data: Data, parts: run.Parts) -> Prepared:
+    table = parts.inputs.table(data.corpus.words)
+    table.check(data.corpus.word_ids, data.corpus.starts)
+    rows = data.rows.train, data.rows.validation, data.rows.test
+    return Prepared(*(Examples(data.corpus, part, table, parts.labels, config.bucket_size) for part in rows))
 
 
 def _new_folder(config: Config, team: Workers) -> Path:
@@ -172,28 +152,31 @@ def _check_unused(folder: Path) -> None:
         raise ValueError(f"{folder} holds weights or a ledger without a config.yaml: name another --output")
 
 
-def _begin(folder: Path, config: Config, parts: run.Parts, data: Data) -> None:
+def _begin(folder: Path, config: Config, parts: run.Parts, data: Data, workers: int) -> None:
     """What stays the same in a run folder, and the initial weights."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # labels and metrics are not for everybody
     parts.save(folder)
     parts.save_weights(folder)
-    overlap = near_duplicates(data.corpus, data.parts)
+    overlap = near_duplicates(data.corpus, data.rows)
     facts = {
-        **{name: len(part) for name, part in vars(data.parts).items()},
+        **{name: len(part) for name, part in vars(data.rows).items()},
         **{name: getattr(data.corpus, name) for name in ("repaired", "skipped", "left_out")},
         **vars(overlap),
+        "workers": workers,
     }
     print(
         f"near duplicates: {overlap.near_duplicate_share:.1%} of the test utterances have a form that is in the "
         f"training set too, {overlap.exact_duplicate_share:.1%} are in it word for word"
     )
+    if data.canaries:
+        canaries.save(data.canaries, folder)
     (folder / "data.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
     write_file(folder / "config.yaml", config)
 
 
-def _finish(config: Config, team: Workers, training: Training, data: Data) -> Outcome:
+def _finish(config: Config, team: Workers, training: Training, test: Examples) -> Outcome:
     """Weights, metrics of the test set, and the card."""
-    found = evaluate(training.model, data.test, training.parts.labels, team.collective, team.device)
+    found = evaluate(training.model, test, training.parts.labels, team.collective, team.device)
     epsilon = None if training.private is None else training.private.epsilon(config.delta)
     written = team.on_first(lambda: _write(config, training, found, epsilon))
     return Outcome(training.folder, found, training.state.seconds, epsilon, written)

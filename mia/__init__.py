@@ -1,0 +1,1 @@
+"""Attacks and audits: what a trained model tells about its training data. Run from the checkout."""

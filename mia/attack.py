@@ -1,0 +1,215 @@
+"""What an attacker learns from a trained model: `python -m mia.attack --run TARGET --attack shadow loss lira rmia`.
+
+The report says how well members of the training set can be told from utterances that the model has never seen: a
+table, report.json and a ROC curve. Near duplicates of each other are left out on both sides, and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from mia import attacks, shadows
+from mia.candidates import Candidates, Run, candidates, open_run
+from mia.metrics import Report, evaluate, table
+from mia.shadow import CLASSIFIERS, shadow
+from mia.views import View, view
+from tasks.config import TASKS, Config
+from tasks.examples import Rows
+from tasks.run import Parts, load
+
+ATTACKS = ("shadow", "loss", "lira", "rmia")
+OFFLINE_A = 1.0  # of RMIA: an utterance's probability is that of many labels together, and far below 1
+Scores = npt.NDArray[np.float64]
+Given = tuple[Scores, Scores, npt.NDArray[np.bool_]]
+
+
+class Attacker:
+    """Attacks one run; models that it needs are trained when it first needs them.
+
+    Args:
+        target: the run.
+        output: the folder of shadow models and of what they answered.
+        device: where to compute.
+        seed: of the draw of non-members, and of classifiers.
+    """
+
+    def __init__(self, target: Run, output: Path, device: str = "cpu", seed: int = 0) -> None:
+        self.target, self.output, self.device, self.seed = target, output, device, seed
+        self.about = candidates(target.data, target.parts.labels, seed)
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._seen = self._view(target.parts, target, self.about.rows)
+
+    def loss(self) -> Scores:
+        """A threshold on the loss."""
+        return attacks.loss(self._seen.log_probabilities)
+
+    def shadow(self, other: Run, classifier: str = "boosting") -> Scores:
+        """The paper's attack.
+
+        Args:
+            other: a run on other data, whose members the attacker knows.
+            classifier: boosting, logistic or mlp.
+        """
+        known = candidates(other.data, other.parts.labels, self.seed)
+        learned = self._view(other.parts, other, known.rows)
+        return shadow(learned.features, known.members, self._seen.features, classifier, self.seed)
+
+    def trained_on(self, task: str, data: str | None) -> Run:
+        """A shadow of the target that is trained on another corpus."""
+        config = shadows.on_task(self.target, self.output, task, data)
+        shadows.train_all([config])
+        return open_run(config.output or "")
+
+    def with_shadows(self, name: str, number: int, jobs: int = 1, online: bool = True) -> Scores:
+        """LiRA or RMIA, with shadows trained on random parts of the target's own corpus.
+
+        Candidates that all shadows were trained on, or online none, get NaN: nothing is known about them.
+
+        Args:
+            name: lira or rmia.
+            number: of shadows.
+            jobs: how many are trained at a time.
+            online: whether shadows that were trained on a candidate are used too.
+        """
+        configs = shadows.like_target(self.target, self.output, number)
+        shadows.train_all(configs, jobs)
+        given = self._given(configs, self.about.rows)
+        judged = _covered(given[2], online)
+        scores = np.full(len(judged), np.nan)
+        chosen = _some(given, judged)
+        if name == "lira":
+            scores[judged] = attacks.lira(*chosen, online)
+            return scores
+        others = self._given(configs, self.about.population)
+        others = _some(others, _covered(others[2], online=False))
+        scores[judged] = attacks.rmia(*chosen, others, None if online else OFFLINE_A)
+        return scores
+
+    def _given(self, configs: Sequence[Config], rows: Rows) -> Given:
+        """What target and shadows say about rows, and which shadows were trained on them."""
+        target = self._view(self.target.parts, self.target, rows).log_probabilities
+        answers = [self._answers(Path(config.output or ""), rows) for config in configs]
+        return target, np.stack(answers), shadows.insides(configs, self.target.data.corpus, rows)
+
+    def _answers(self, folder: Path, rows: Rows) -> Scores:
+        """What a shadow says, computed once."""
+        file = folder / f"view-{blake2b(rows.tobytes(), digest_size=8).hexdigest()}.npz"
+        if not file.exists():
+            self._view(load(folder), self.target, rows).save(file)
+        return View.load(file).log_probabilities
+
+    def _view(self, parts: Parts, run: Run, rows: Rows) -> View:
+        with tqdm(total=len(rows), unit="utterance", disable=None, leave=False) as bar:
+            return view(parts, run.data.corpus, rows, self.device, bar.update)
+
+
+def _covered(inside: npt.NDArray[np.bool_], online: bool) -> npt.NDArray[np.bool_]:
+    """Which points some shadow was not trained on and, online, another was."""
+    return np.array([not column.all() and (column.any() or not online) for column in inside.T], bool)
+
+
+def _some(given: Given, chosen: npt.NDArray[np.bool_]) -> Given:
+    target, answers, inside = given
+    return target[chosen], answers[:, chosen], inside[:, chosen]
+
+
+# -------------------------------------------------------------------- the report
+
+
+def write(output: Path, reports: Mapping[str, Report], about: Candidates) -> None:
+    """report.json and roc.png."""
+    content = {
+        "near_duplicates_left_out": about.near_duplicates,
+        "unknown_labels_left_out": about.unknown_labels,
+        "attacks": {name: report.to_json() for name, report in reports.items()},
+    }
+    (output / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    plot(output / "roc.png", reports)
+
+
+def plot(path: Path, reports: Mapping[str, Report]) -> None:
+    """ROC curves on logarithmic axes, where low false positive rates can be seen."""
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, report in reports.items():
+        axes.step(report.fpr, report.tpr, where="post", label=f"{name}, AUC {report.auc.value:.3f}")
+    least = 0.5 / max(max(report.members, report.non_members) for report in reports.values())
+    axes.plot([least, 1], [least, 1], color="grey", linestyle=":", label="a guess")
+    axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+
+
+# -------------------------------------------------------------------- the command
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    flags = _parsed(arguments)
+    try:
+        target = open_run(flags.run, flags.data)
+        attacker = Attacker(target, Path(flags.output or target.folder / "mia"), flags.device, flags.seed)
+        about = attacker.about
+        print(
+            f"{int(about.members.sum())} members, {int((~about.members).sum())} non-members; left out: "
+            f"{about.near_duplicates} near duplicates of each other, {about.unknown_labels} with labels unknown to the "
+            "model",
+            flush=True,
+        )
+        reports = {}
+        for name in dict.fromkeys(flags.attack):
+            scores = _scores(attacker, name, flags)
+            known = ~np.isnan(scores)
+            reports[name] = evaluate(scores[known], about.members[known], flags.resamples, seed=flags.seed)
+        write(attacker.output, reports, about)
+        print(f"{table(reports)}\n\n{attacker.output / 'report.json'}, {attacker.output / 'roc.png'}")
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def _scores(attacker: Attacker, name: str, flags: argparse.Namespace) -> Scores:
+    if name == "loss":
+        return attacker.loss()
+    if name in ("lira", "rmia"):
+        return attacker.with_shadows(name, flags.shadows, flags.jobs, online=not flags.offline)
+    if flags.shadow is not None:
+        return attacker.shadow(open_run(flags.shadow), flags.classifier)
+    if flags.shadow_task is None:
+        raise ValueError("the attack shadow needs --shadow RUN, or --shadow-task TASK to train one")
+    other = attacker.trained_on(flags.shadow_task, flags.data or attacker.target.config.data)
+    return attacker.shadow(other, flags.classifier)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m mia.attack", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--run", required=True, metavar="TARGET", help="the run folder to attack")
+    parser.add_argument("--attack", nargs="+", choices=ATTACKS, default=["loss"], help="which attacks")
+    parser.add_argument("--data", metavar="DIR", help="the data folder, if not where the run found it")
+    parser.add_argument("--output", metavar="DIR", help="for shadows and the report; TARGET/mia if not given")
+    parser.add_argument("--shadow", metavar="RUN", help="shadow: a run on other data")
+    parser.add_argument("--shadow-task", choices=TASKS, help="shadow: train one as the target, on this corpus")
+    parser.add_argument("--classifier", choices=CLASSIFIERS, default=CLASSIFIERS[0], help="shadow: what learns")
+    parser.add_argument("--shadows", type=int, default=8, metavar="N", help="lira, rmia: how many shadow models")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="lira, rmia: how many are trained at a time")
+    parser.add_argument("--offline", action="store_true", help="lira, rmia: no shadow was trained on the candidate")
+    parser.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of draws and classifiers")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Shadow models: trainings like the target's on data of the attacker's choice, several at a time, kept and resumed.
+
+Each is one job of tasks.train in a folder of its own. One that is complete is not trained again, and one that was
+interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from mia.candidates import Run
+from tasks.config import Config, read_file, write_file
+from tasks.corpus import OUTSIDE, Corpus
+from tasks.examples import Rows
+from tasks.run import has_ended
+from tasks.splits import split
+
+FIRST_SEED = 1_000_000  # of the shadows' splits, far from a target's
+
+
+def like_target(target: Run, folder: Path, number: int) -> list[Config]:
+    """Trainings as the target's, each on its own random 45 % of the target's corpus.
+
+    The labels are those of the whole corpus, so that every shadow has a number for every candidate's.
+
+    Args:
+        target: the run under attack.
+        folder: where the shadows go.
+        number: how many.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    labels = folder / "labels.json"
+    labels.write_text(json.dumps(_all_labels(target.data.corpus)), encoding="utf-8")
+    alone = _alone(target.config, target.workers)
+    return [
+        replace(
+            alone,
+            split="random",
+            split_seed=FIRST_SEED + shadow,
+            labels=str(labels),
+            seed=FIRST_SEED + shadow,
+            output=str(folder / f"shadow-{shadow:03d}"),
+        )
+        for shadow in range(number)
+    ]
+
+
+def on_task(target: Run, folder: Path, task: str, data: str | None) -> Config:
+    """A training as the target's on another corpus.
+
+    Args:
+        target: the run under attack.
+        folder: where the shadow goes.
+        task: the name of the other corpus.
+        data: the data folder.
+    """
+    output = str(folder / f"shadow-{task}")
+    alone = _alone(target.config, target.workers)
+    return replace(alone, task=task, data=data, labels="training-set", seed=FIRST_SEED, output=output)
+
+
+def insides(configs: Sequence[Config], corpus: Corpus, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which rows each shadow of a corpus was trained on, shadows x rows."""
+    found = np.zeros((len(configs), len(rows)), bool)
+    for number, config in enumerate(configs):
+        found[number] = np.isin(rows, split(corpus, config.split, config.split_seed).train)
+    return found
+
+
+def train_all(configs: Sequence[Config], jobs: int = 1) -> None:
+    """Trains whatever is not complete.
+
+    Args:
+        configs: the shadows; their outputs are their folders.
+        jobs: how many at a time; the cores are shared among them.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    waiting = [config for config in configs if not _is_complete(config)]
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(configs), unit="shadow", disable=None) as bar:
+        bar.update(len(configs) - len(waiting))
+        try:
+            for _ in pool.map(lambda config: _train(config, threads), waiting):
+                bar.update(1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _train(config: Config, threads: int) -> None:
+    """One job, in a process of its own; its log is in its folder."""
+    folder = Path(config.output or "")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (folder / "config.yaml").exists():
+        flags = ["--resume", str(folder)]
+    else:
+        write_file(folder / "settings.yaml", config)
+        flags = ["--config", str(folder / "settings.yaml")]
+    command = [sys.executable, "-m", "tasks.train", *flags, "--threads", str(threads)]
+    with open(folder / "log.txt", "a", encoding="utf-8") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    if code != 0:
+        raise ValueError(f"the training of a shadow ended with status {code}: see {folder / 'log.txt'}")
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # nobody goes on with it
+
+
+def _is_complete(config: Config) -> bool:
+    """Whether the folder holds the finished training; one with other settings is refused."""
+    folder = Path(config.output or "")
+    if not (folder / "config.yaml").exists():
+        return False
+    before = Config(**read_file(folder / "config.yaml"))
+    names = [item.name for item in fields(Config) if item.metadata["group"] != "machine"]
+    changed = [name for name in names if getattr(before, name) != getattr(config, name)]
+    if changed:
+        raise ValueError(
+            f"{folder} holds a shadow with other settings ({', '.join(changed)}): delete it, or name another --output"
+        )
+    return has_ended(folder)
+
+
+def _alone(config: Config, workers: int) -> Config:
+    """The same training in one process: what the workers did side by side, it does in turn."""
+    wider = "micro_batches" if config.private == "edp" else "batch_size"
+    size = {wider: getattr(config, wider) * workers}
+    return replace(config, **size, canaries=0, tensorboard=False, checkpoint_every=0, threads=None)
+
+
+def _all_labels(corpus: Corpus) -> dict[str, list[str]]:
+    slots = {tag[2:] for tag in corpus.tags if tag != OUTSIDE}
+    return {"intents": sorted(corpus.intents), "slots": sorted(slots)}

@@ -1,0 +1,103 @@
+"""Canaries: random utterances, each trained on or not by the flip of a coin, that tell how much a model remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks import generate
+from tasks.corpus import OUTSIDE, Corpus, Utterance
+from tasks.examples import Labels
+from tasks.splits import Split
+
+FILE = "canaries.jsonl"  # in the run folder
+WORDS = 8  # in a canary
+
+
+@dataclass(frozen=True)
+class Canary:
+    """One coin.
+
+    Attributes:
+        said: an utterance of public words, with labels that have nothing to do with them.
+        inside: whether it is trained on.
+        instead: what is trained on where it is not. None if nothing is: then the coin adds an utterance or removes
+            it, and otherwise it replaces one, as the neighbours of the accountant do.
+    """
+
+    said: Utterance
+    inside: bool
+    instead: Utterance | None
+
+    def trained(self) -> Utterance | None:
+        """What the coin puts into the training set."""
+        return self.said if self.inside else self.instead
+
+
+def make(number: int, labels: Labels, is_replaced: bool, seed: int) -> list[Canary]:
+    """New canaries.
+
+    Args:
+        number: in and out together.
+        labels: which intents and slots they may have.
+        is_replaced: whether another random utterance is trained on in the place of one that is out.
+        seed: of words, labels and coins; an auditor's secret until the training has ended.
+
+    Example:
+        >>> found = make(4, Labels.of_slots(["call", "stop"], ["name"]), is_replaced=False, seed=1)
+        >>> len(found), {len(one.said.words) for one in found}
+        (4, {8})
+    """
+    draw, words = np.random.default_rng(seed), generate.words()
+    coins = draw.integers(2, size=number).astype(bool).tolist()
+    pairs = [(_random(words, labels, draw), _random(words, labels, draw)) for _ in coins]
+    return [
+        Canary(said, coin, other if is_replaced else None) for coin, (said, other) in zip(coins, pairs, strict=True)
+    ]
+
+
+def _random(words: Sequence[str], labels: Labels, draw: np.random.Generator) -> Utterance:
+    tags = [OUTSIDE, *(tag for tag in labels.tags if tag.startswith("B-"))]
+    return Utterance(
+        tuple(words[i] for i in draw.integers(len(words), size=WORDS)),
+        tuple(tags[i] for i in draw.integers(len(tags), size=WORDS)),
+        labels.intents[draw.integers(len(labels.intents))],
+    )
+
+
+def add(canaries: Sequence[Canary], corpus: Corpus, rows: Split) -> tuple[Corpus, Split]:
+    """The corpus with whatever the coins chose at its end, and in its training set."""
+    chosen = [said for one in canaries if (said := one.trained()) is not None]
+    grown = Corpus(chain(corpus, chosen))
+    grown.repaired, grown.skipped, grown.left_out = corpus.repaired, corpus.skipped, corpus.left_out
+    return grown, replace(rows, train=np.concatenate([rows.train, np.arange(len(corpus), len(grown))]))
+
+
+def save(canaries: Sequence[Canary], folder: Path) -> None:
+    """Keeps them in a run folder, and which were in."""
+    text = "".join(f"{json.dumps(asdict(one))}\n" for one in canaries)
+    (folder / FILE).write_text(text, encoding="utf-8")
+
+
+def load(folder: Path) -> list[Canary]:
+    """What save wrote."""
+    try:
+        rows = [json.loads(line) for line in (folder / FILE).read_text(encoding="utf-8").splitlines()]
+        return [
+            Canary(_utterance(row["said"]), bool(row["inside"]), row["instead"] and _utterance(row["instead"]))
+            for row in rows
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / FILE} is not a file of canaries, or it is damaged: {type(error).__name__}"
+        ) from None
+
+
+def _utterance(row: Mapping[str, Any]) -> Utterance:
+    return Utterance(tuple(row["words"]), tuple(row["tags"]), str(row["intent"]))

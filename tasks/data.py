@@ -1,0 +1,65 @@
+"""The data of a job: a corpus, its parts, and canaries if there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tasks import canaries, generate, readers
+from tasks.canaries import Canary
+from tasks.config import Config
+from tasks.corpus import Corpus
+from tasks.examples import Labels
+from tasks.splits import Split, split
+
+
+@dataclass(frozen=True)
+class Data:
+    """A corpus.
+
+    Attributes:
+        corpus: all utterances, canaries that are trained on at the end.
+        rows: which are for training, validation and test; none is empty.
+        canaries: trained on or not.
+    """
+
+    corpus: Corpus
+    rows: Split
+    canaries: Sequence[Canary]
+
+    def without_canaries(self) -> Split:
+        """The rows that are real data."""
+        added = sum(one.trained() is not None for one in self.canaries)
+        return replace(self.rows, train=self.rows.train[: len(self.rows.train) - added])
+
+
+def load(config: Config, folder: Path | None, seed: int) -> Data:
+    """What the settings name.
+
+    Args:
+        config: the settings.
+        folder: a run folder, whose canaries are taken; None for a new run, which gets new ones.
+        seed: of new canaries.
+    """
+    corpus = read(config)
+    rows = split(corpus, config.split, config.split_seed)
+    sizes = {name: len(part) for name, part in vars(rows).items()}
+    if min(sizes.values()) == 0:
+        found = ", ".join(f"{size} {name}" for name, size in sizes.items())
+        raise ValueError(f"{len(corpus)} utterances are too few to train, validate and test on: {found}")
+    if config.canaries == 0:
+        return Data(corpus, rows, ())
+    if folder is None:
+        labels, is_replaced = Labels.of_rows(corpus, rows.train), config.sampling == "shuffled"
+        added = canaries.make(config.canaries, labels, is_replaced, seed)
+    else:
+        added = canaries.load(folder)
+    return Data(*canaries.add(added, corpus, rows), added)
+
+
+def read(config: Config) -> Corpus:
+    """The corpus alone."""
+    if config.task == "generated":
+        return Corpus(generate.utterances(config.examples, seed=config.data_seed))
+    return readers.read(config.task, config.data or "", config.skip_bad_lines)
