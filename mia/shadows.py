@@ -63,12 +63,21 @@ def on_task(target: Run, folder: Path, task: str, data: str | None) -> Config:
     Args:
         target: the run under attack.
         folder: where the shadow goes.
-        task: the name of the other corpus.
+        task: the name of the other corpus; utterances that are generated are others than the target's.
         data: the data folder.
     """
-    output = str(folder / f"shadow-{task}")
+    if task == target.config.task != "generated":
+        raise ValueError(f"the shadow's task must be another than the target's, which is {task} too")
     alone = _alone(target.config, target.workers)
-    return replace(alone, task=task, data=data, labels="training-set", seed=FIRST_SEED, output=output)
+    return replace(
+        alone,
+        task=task,
+        data=data,
+        data_seed=FIRST_SEED,
+        labels="training-set",
+        seed=FIRST_SEED,
+        output=str(folder / f"shadow-{task}"),
+    )
 
 
 def insides(configs: Sequence[Config], corpus: Corpus, rows: Rows) -> npt.NDArray[np.bool_]:

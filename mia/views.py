@@ -17,6 +17,7 @@ from tasks.examples import Examples, Rows, to_device
 from tasks.run import Parts
 
 VERSION = 1  # of the features; to be raised whenever they mean something else
+BATCH = 64
 TOP = 5  # probabilities that are kept of the intents, and of the tags of a word
 
 
@@ -63,7 +64,7 @@ def view(
     """
     device = torch.device(device)
     model = parts.model.to(device).eval()
-    examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, bucket_size=64)
+    examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, BATCH)
     found = View(np.empty((len(rows), 4 * TOP), np.float32), np.empty(len(rows), np.float64))
     for numbers in examples.sorted_parts(np.arange(len(rows))):
         batch = to_device(examples.batch(numbers), device)

@@ -16,6 +16,8 @@ from benchmarks.step_time import readme_table
 from benchmarks.utility import PAPER
 from benchmarks.utility import readme_table as readme_error_rates
 from edpsgd import accounting, cli
+from mia.attack import main as attack
+from mia.audit import main as audit
 from tests.test_launchers import command, environment
 
 ROOT = Path(__file__).parent.parent
@@ -129,3 +131,9 @@ def test_the_language_understanding_commands_run(tmp_path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     assert json.loads(done.stdout)["intent"] in json.loads((tmp_path / "runs/first/labels.json").read_text())["intents"]
     assert (tmp_path / "runs/first/privacy_card.md").exists()
+    found = re.search(r"```\n(python -m mia.attack.*?)```", README, re.DOTALL)
+    assert found is not None
+    attacking, *audits = (shlex.split(line)[3:] for line in found[1].replace("runs/", f"{tmp_path}/runs/").splitlines())
+    attack(attacking)
+    assert (tmp_path / "runs/first/mia/roc.png").exists()
+    assert [audit(words) for words in audits] == [1, 0]  # the published noise is refuted, ours is not

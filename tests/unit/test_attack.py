@@ -14,7 +14,7 @@ from mia.attack import ATTACKS, main
 from mia.candidates import candidates, open_run
 from mia.shadow import CLASSIFIERS, shadow
 from tasks.corpus import Corpus, Utterance
-from tasks.data import Data
+from tasks.data import Data, read
 from tasks.examples import Labels
 from tasks.splits import Split, forms
 from tests.jobs import run, tiny
@@ -134,6 +134,17 @@ def test_shadows_are_like_the_target_on_other_rows(target, tmp_path) -> None:
     assert (inside[0] != inside[1]).any()
     labels = json.loads((tmp_path / "labels.json").read_text())
     assert set(labels["intents"]) == set(attacked.data.corpus.intents)
+
+
+def test_a_shadow_on_other_data(target, tmp_path) -> None:
+    """Never on the target's own, whose members it would know."""
+    attacked = open_run(target)
+    config = shadows.on_task(attacked, tmp_path, "generated", None)
+    assert not set(read(config)) & {attacked.data.corpus[row] for row in attacked.data.rows.train}
+    attacked = replace(attacked, config=replace(attacked.config, task="snips", data="somewhere"))
+    with pytest.raises(ValueError, match="the shadow's task must be another than the target's, which is snips too"):
+        shadows.on_task(attacked, tmp_path, "snips", "somewhere")
+    assert shadows.on_task(attacked, tmp_path, "atis", "there").task == "atis"
 
 
 def test_a_private_target_has_private_shadows(tmp_path) -> None:

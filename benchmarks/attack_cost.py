@@ -1,0 +1,85 @@
+"""What the features of an attack cost beside plain prediction: `python -m benchmarks.attack_cost`.
+
+Forward pass and Viterbi against forward pass and marginals of the CRF, with models of full size on generated
+utterances. Both are measured in turn, on parts of the data, and the figure is the ratio of the sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.step_time import RESULTS, machine
+from mia.views import BATCH, view
+from models.heads import Prediction
+from tasks import generate, run
+from tasks.config import Config
+from tasks.corpus import Corpus
+from tasks.examples import Examples, Rows
+
+PART = 2000  # utterances between turns
+
+
+def measure(model: str, examples: int) -> dict[str, Any]:
+    """Seconds of both, over all utterances."""
+    corpus = Corpus(generate.utterances(examples))
+    torch.manual_seed(0)
+    parts = run.build(Config(task="generated", model=model, private="off"), corpus, np.arange(len(corpus)))
+    parts.model.eval()
+    seconds = {"prediction": 0.0, "features": 0.0}
+    for begin in range(0, examples, PART):
+        rows = np.arange(begin, min(begin + PART, examples))
+        for name, work in (("prediction", predictions), ("features", view)):
+            started = time.perf_counter()
+            work(parts, corpus, rows)
+            seconds[name] += time.perf_counter() - started
+    return {**seconds, "ratio": seconds["features"] / seconds["prediction"]}
+
+
+def predictions(parts: run.Parts, corpus: Corpus, rows: Rows) -> list[Prediction]:
+    """The likeliest intent and tags, in the same batches as the features."""
+    examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, BATCH)
+    batches = examples.buckets(np.arange(len(rows)))
+    return [prediction for batch in batches for prediction in parts.model.predict(batch)]
+
+
+def page(found: dict[str, Any]) -> str:
+    """The figures, to read."""
+    about = found["machine"]
+    lines = [
+        "# The features of an attack",
+        "",
+        f"`python -m benchmarks.attack_cost` on {about['processor']}, {about['cores']} cores: {found['examples']}",
+        "generated utterances, models of full size. Prediction is the forward pass and Viterbi; the features of an",
+        "attack are the forward pass, the CRF's marginals, losses and sorting.",
+        "",
+        "| model | prediction | features | ratio |",
+        "|---|---|---|---|",
+    ]
+    for model in ("clc", "bert"):
+        row = found[model]
+        lines.append(f"| {model} | {row['prediction']:.0f} s | {row['features']:.0f} s | {row['ratio']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attack_cost", description=__doc__)
+    parser.add_argument("--examples", type=int, default=100_000, metavar="N")
+    flags = parser.parse_args(arguments)
+    found: dict[str, Any] = {"machine": machine(), "examples": flags.examples}
+    for model in ("clc", "bert"):
+        found[model] = measure(model, flags.examples)
+        print(model, found[model], flush=True)
+    (RESULTS / "attack_cost.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "attack_cost.md").write_text(page(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
