@@ -1,0 +1,162 @@
+"""What attackers learn from trained models: `python -m benchmarks.membership --runs RUNS --data DIR`.
+
+First a model that knows its few utterances by heart, and one that never saw them, under all attacks. Then, with the
+paper's attack, every training of benchmarks.utility whose run folder is in RUNS: its shadow is the plain training on
+another corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.step_time import RESULTS, machine
+from benchmarks.utility import final
+from mia import shadows
+from mia.attack import ATTACKS, Attacker
+from mia.candidates import Run, candidates, open_run
+from mia.metrics import evaluate
+from mia.shadow import shadow
+from mia.views import view
+from tasks.config import Config
+
+PAPER = {  # AUC of the attack on plain training in %, Table 1 of Dupuy et al. 2021
+    ("clc", "atis"): 67.5,
+    ("clc", "snips"): 70.6,
+    ("clc", "nlu-eval"): 65.3,
+    ("bert", "atis"): 56.1,
+    ("bert", "snips"): 65.3,
+    ("bert", "nlu-eval"): 63.6,
+}
+SHADOW = {"atis": "snips", "snips": "atis", "nlu-eval": "snips"}
+SHADOWS = 16
+OVERFITTED = Config(
+    task="generated",
+    examples=600,
+    model="clc",
+    hidden=48,
+    layers=1,
+    dimension=32,
+    dropout=0.0,
+    epochs=30,
+    batch_size=16,
+    learning_rate=5e-3,
+    private="off",
+    tensorboard=False,
+    seed=0,
+)
+
+
+def by_heart(folder: Path) -> dict[str, dict[str, Any]]:
+    """All attacks on a model that was trained for long on little, and on one that was trained on other data."""
+    trained, other = replace(OVERFITTED, output=str(folder / "by-heart")), replace(OVERFITTED, data_seed=1)
+    other = replace(other, output=str(folder / "never-saw"))
+    shadows.train_all([trained, other])
+    target = open_run(folder / "by-heart")
+    stranger = replace(target, parts=open_run(folder / "never-saw").parts)
+    return {
+        name: _all_attacks(Attacker(run, folder / "by-heart" / "mia"))
+        for name, run in (("trained by heart", target), ("never saw them", stranger))
+    }
+
+
+def _all_attacks(attacker: Attacker) -> dict[str, Any]:
+    reports = {}
+    for name in ATTACKS:
+        if name == "loss":
+            scores = attacker.loss()
+        elif name == "shadow":
+            scores = attacker.shadow(attacker.trained_on("generated", None))
+        else:
+            scores = attacker.with_shadows(name, SHADOWS)
+        known = scores == scores  # NaN where no shadow says anything
+        reports[name] = evaluate(scores[known], attacker.about.members[known]).to_json()
+    return reports
+
+
+def on_corpora(runs: Path, data: str) -> list[dict[str, Any]]:
+    """The paper's attack on every training that is there."""
+
+    @cache
+    def learned(task: str, model: str) -> tuple[Any, Any]:
+        run = open_run(runs / f"{task}-{model}-random-0", data)
+        known = candidates(run.data, run.parts.labels)
+        return view(run.parts, run.data.corpus, known.rows).features, known.members
+
+    found = []
+    for folder in sorted(path.parent for path in runs.glob("*/config.yaml") if final(path.parent)):
+        run = open_run(folder, data)
+        if run.config.split == "random":
+            found.append(_one(run, *learned(SHADOW[run.config.task], run.config.model)))
+            print(found[-1]["name"], found[-1]["auc"], flush=True)
+    return found
+
+
+def _one(run: Run, features: Any, members: Any) -> dict[str, Any]:
+    about = candidates(run.data, run.parts.labels)
+    seen = view(run.parts, run.data.corpus, about.rows)
+    report = evaluate(shadow(features, members, seen.features), about.members)
+    names = ("model", "task", "private", "noise", "noise_multiplier", "decay")
+    settings = {name: getattr(run.config, name) for name in names}
+    return {"name": run.folder.name, **settings, "near_duplicates": about.near_duplicates, **report.to_json()}
+
+
+# -------------------------------------------------------------------- the page
+
+
+def page(found: dict[str, Any]) -> str:
+    """The figures, to read."""
+    lines = [
+        "# What attackers learn",
+        "",
+        "`python -m benchmarks.membership --runs RUNS --data DIR`. In brackets bootstrap intervals, 95 %; near "
+        "duplicates of members and non-members are left out.",
+        "",
+        "## A model that knows its utterances by heart",
+        "",
+        f"CLC, {OVERFITTED.examples} generated utterances, {OVERFITTED.epochs} epochs, no dropout; LiRA and RMIA with "
+        f"{SHADOWS} shadow models.",
+        "",
+        "| model | attack | AUC | balanced accuracy | TPR at 1 % FPR |",
+        "|---|---|---|---|---|",
+    ]
+    for name, reports in found["by_heart"].items():
+        for attack, report in reports.items():
+            figures = " | ".join(_text(report[key]) for key in ("auc", "balanced_accuracy", "tpr_at_1_percent"))
+            lines.append(f"| {name} | {attack} | {figures} |")
+    lines += ["", "## The paper's attack on the corpora", ""]
+    lines += ["| model | corpus | noise | decay | z0 | AUC | the paper's |", "|---|---|---|---|---|---|---|"]
+    lines += [_row(one) for one in found["corpora"]]
+    return "\n".join(lines) + "\n"
+
+
+def _row(one: dict[str, Any]) -> str:
+    is_plain = one["private"] == "off"
+    noise = ("none", "–", "–") if is_plain else (one["noise"], one["decay"], f"{one['noise_multiplier']:g}")
+    paper = f"{PAPER[one['model'], one['task']] / 100:.3f}" if is_plain else "–"
+    return f"| {' | '.join((one['model'], one['task'], *noise, _text(one['auc']), paper))} |"
+
+
+def _text(estimate: dict[str, float]) -> str:
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f}, {estimate['high']:.3f})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.membership", description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs/utility"), metavar="DIR", help="of benchmarks.utility")
+    parser.add_argument("--data", default="data", metavar="DIR", help="the folder of the corpora")
+    parser.add_argument("--output", type=Path, default=Path("runs/membership"), metavar="DIR", help="for new models")
+    flags = parser.parse_args(arguments)
+    found = {"machine": machine(), "by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
+    (RESULTS / "membership.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "membership.md").write_text(page(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
