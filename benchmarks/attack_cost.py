@@ -7,7 +7,9 @@ utterances. Both are measured in turn, on parts of the data, and the figure is t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,17 +22,25 @@ from mia.views import BATCH, view
 from models.heads import Prediction
 from tasks import generate, run
 from tasks.config import Config
-from tasks.corpus import Corpus
-from tasks.examples import Examples, Rows
+from tasks.corpus import OUTSIDE, Corpus
+from tasks.examples import Examples, Labels, Rows
 
+SLOTS = (0, 83)  # those of the generator, and as many as ATIS has
 PART = 2000  # utterances between turns
 
 
-def measure(model: str, examples: int) -> dict[str, Any]:
-    """Seconds of both, over all utterances."""
+def measure(model: str, slots: int, examples: int) -> dict[str, Any]:
+    """Seconds of both, over all utterances; the model has numbers for so many slots, or for more."""
     corpus = Corpus(generate.utterances(examples))
+    labels = Labels.of_rows(corpus, np.arange(len(corpus)))
+    names = {tag[2:] for tag in labels.tags if tag != OUTSIDE}
+    more = {"intents": labels.intents, "slots": sorted(names) + [f"slot {i}" for i in range(slots - len(names))]}
     torch.manual_seed(0)
-    parts = run.build(Config(task="generated", model=model, private="off"), corpus, np.arange(len(corpus)))
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(more))
+        file.flush()
+        config = Config(task="generated", model=model, private="off", labels=file.name)
+        parts = run.build(config, corpus, np.arange(len(corpus)))
     parts.model.eval()
     seconds = {"prediction": 0.0, "features": 0.0}
     for begin in range(0, examples, PART):
@@ -39,7 +49,8 @@ def measure(model: str, examples: int) -> dict[str, Any]:
             started = time.perf_counter()
             work(parts, corpus, rows)
             seconds[name] += time.perf_counter() - started
-    return {**seconds, "ratio": seconds["features"] / seconds["prediction"]}
+    ratio = seconds["features"] / seconds["prediction"]
+    return {"model": model, "tags": len(parts.labels.tags), **seconds, "ratio": ratio}
 
 
 def predictions(parts: run.Parts, corpus: Corpus, rows: Rows) -> list[Prediction]:
@@ -59,12 +70,12 @@ def page(found: dict[str, Any]) -> str:
         "generated utterances, models of full size. Prediction is the forward pass and Viterbi; the features of an",
         "attack are the forward pass, the CRF's marginals, losses and sorting.",
         "",
-        "| model | prediction | features | ratio |",
-        "|---|---|---|---|",
+        "| model | tags | prediction | features | ratio |",
+        "|---|---|---|---|---|",
     ]
-    for model in ("clc", "bert"):
-        row = found[model]
-        lines.append(f"| {model} | {row['prediction']:.0f} s | {row['features']:.0f} s | {row['ratio']:.2f} |")
+    for row in found["rows"]:
+        times = f"{row['prediction']:.0f} s | {row['features']:.0f} s | {row['ratio']:.2f}"
+        lines.append(f"| {row['model']} | {row['tags']} | {times} |")
     return "\n".join(lines) + "\n"
 
 
@@ -73,10 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attack_cost", description=__doc__)
     parser.add_argument("--examples", type=int, default=100_000, metavar="N")
     flags = parser.parse_args(arguments)
-    found: dict[str, Any] = {"machine": machine(), "examples": flags.examples}
-    for model in ("clc", "bert"):
-        found[model] = measure(model, flags.examples)
-        print(model, found[model], flush=True)
+    found: dict[str, Any] = {"machine": machine(), "examples": flags.examples, "rows": []}
+    for model, slots in itertools.product(("clc", "bert"), SLOTS):
+        found["rows"].append(measure(model, slots, flags.examples))
+        print(found["rows"][-1], flush=True)
     (RESULTS / "attack_cost.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (RESULTS / "attack_cost.md").write_text(page(found), encoding="utf-8")
 

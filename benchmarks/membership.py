@@ -20,8 +20,8 @@ from benchmarks.utility import final
 from mia import shadows
 from mia.attack import ATTACKS, Attacker
 from mia.candidates import Run, candidates, open_run
+from mia.classifiers import membership
 from mia.metrics import evaluate
-from mia.shadow import shadow
 from mia.views import view
 from tasks.config import Config
 
@@ -60,7 +60,7 @@ def by_heart(folder: Path) -> dict[str, dict[str, Any]]:
     target = open_run(folder / "by-heart")
     stranger = replace(target, parts=open_run(folder / "never-saw").parts)
     return {
-        name: _all_attacks(Attacker(run, folder / "by-heart" / "mia"))
+        name: _all_attacks(Attacker(run, folder / "by-heart-mia"))
         for name, run in (("trained by heart", target), ("never saw them", stranger))
     }
 
@@ -100,7 +100,7 @@ def on_corpora(runs: Path, data: str) -> list[dict[str, Any]]:
 def _one(run: Run, features: Any, members: Any) -> dict[str, Any]:
     about = candidates(run.data, run.parts.labels)
     seen = view(run.parts, run.data.corpus, about.rows)
-    report = evaluate(shadow(features, members, seen.features), about.members)
+    report = evaluate(membership(features, members, seen.features), about.members)
     names = ("model", "task", "private", "noise", "noise_multiplier", "decay")
     settings = {name: getattr(run.config, name) for name in names}
     return {"name": run.folder.name, **settings, "near_duplicates": about.near_duplicates, **report.to_json()}

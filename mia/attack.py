@@ -12,24 +12,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from mia import attacks, shadows
 from mia.candidates import Candidates, Run, candidates, open_run
+from mia.classifiers import CLASSIFIERS, membership
 from mia.metrics import Report, evaluate, table
-from mia.shadow import CLASSIFIERS, shadow
 from mia.views import View, view
 from tasks.config import TASKS, Config
 from tasks.examples import Rows
 from tasks.run import Parts, load
+from tasks.splits import text_hashes
+from tasks.workers import choose_device
 
 ATTACKS = ("shadow", "loss", "lira", "rmia")
 OFFLINE_A = 1.0  # of RMIA: an utterance's probability is that of many labels together, and far below 1
+FLOOR = 1e-12  # of losses; ours are computed in double precision
 Scores = npt.NDArray[np.float64]
 Given = tuple[Scores, Scores, npt.NDArray[np.bool_]]
 
@@ -44,7 +49,7 @@ class Attacker:
         seed: of the draw of non-members, and of classifiers.
     """
 
-    def __init__(self, target: Run, output: Path, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(self, target: Run, output: Path, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.target, self.output, self.device, self.seed = target, output, device, seed
         self.about = candidates(target.data, target.parts.labels, seed)
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -62,8 +67,15 @@ class Attacker:
             classifier: boosting, logistic or mlp.
         """
         known = candidates(other.data, other.parts.labels, self.seed)
+        own, others = (text_hashes(run.data.corpus, seed=0) for run in (self.target, other))
+        is_new = ~np.isin(others[known.rows], own)
+        if not is_new.all():
+            raise ValueError(
+                f"{int((~is_new).sum())} of {len(is_new)} utterances of the shadow {other.folder} are in the target's "
+                "corpus too: it must be trained on other data"
+            )
         learned = self._view(other.parts, other, known.rows)
-        return shadow(learned.features, known.members, self._seen.features, classifier, self.seed)
+        return membership(learned.features, known.members, self._seen.features, classifier, self.seed)
 
     def trained_on(self, task: str, data: str | None) -> Run:
         """A shadow of the target that is trained on another corpus."""
@@ -82,6 +94,8 @@ class Attacker:
             jobs: how many are trained at a time.
             online: whether shadows that were trained on a candidate are used too.
         """
+        if number < 2 or jobs < 1:
+            raise ValueError(f"it takes at least 2 shadows and 1 job, got {number} and {jobs}")
         configs = shadows.like_target(self.target, self.output, number)
         shadows.train_all(configs, jobs)
         given = self._given(configs, self.about.rows)
@@ -89,7 +103,7 @@ class Attacker:
         scores = np.full(len(judged), np.nan)
         chosen = _some(given, judged)
         if name == "lira":
-            scores[judged] = attacks.lira(*chosen, online)
+            scores[judged] = attacks.lira(*chosen, online, floor=FLOOR)
             return scores
         others = self._given(configs, self.about.population)
         others = _some(others, _covered(others[2], online=False))
@@ -127,12 +141,13 @@ def _some(given: Given, chosen: npt.NDArray[np.bool_]) -> Given:
 # -------------------------------------------------------------------- the report
 
 
-def write(output: Path, reports: Mapping[str, Report], about: Candidates) -> None:
+def write(output: Path, reports: Mapping[str, Report], about: Candidates, settings: Mapping[str, Any]) -> None:
     """report.json and roc.png."""
     content = {
+        "settings": dict(settings),
         "near_duplicates_left_out": about.near_duplicates,
         "unknown_labels_left_out": about.unknown_labels,
-        "attacks": {name: report.to_json() for name, report in reports.items()},
+        "attacks": {name: report.to_json(curve=True) for name, report in reports.items()},
     }
     (output / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     plot(output / "roc.png", reports)
@@ -160,13 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = _parsed(arguments)
     try:
+        device = choose_device(flags.device)
         target = open_run(flags.run, flags.data)
-        attacker = Attacker(target, Path(flags.output or target.folder / "mia"), flags.device, flags.seed)
+        output = Path(flags.output or f"{target.folder}-mia")
+        attacker = Attacker(target, output, device, flags.seed)
         about = attacker.about
         print(
             f"{int(about.members.sum())} members, {int((~about.members).sum())} non-members; left out: "
-            f"{about.near_duplicates} near duplicates of each other, {about.unknown_labels} with labels unknown to the "
-            "model",
+            f"{about.near_duplicates} near duplicates of each other, {about.unknown_labels} with unknown labels",
             flush=True,
         )
         reports = {}
@@ -174,8 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             scores = _scores(attacker, name, flags)
             known = ~np.isnan(scores)
             reports[name] = evaluate(scores[known], about.members[known], flags.resamples, seed=flags.seed)
-        write(attacker.output, reports, about)
-        print(f"{table(reports)}\n\n{attacker.output / 'report.json'}, {attacker.output / 'roc.png'}")
+        write(output, reports, about, vars(flags))
+        print(f"{table(reports)}\n\n{output / 'report.json'}, {output / 'roc.png'}")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
@@ -186,11 +202,9 @@ def _scores(attacker: Attacker, name: str, flags: argparse.Namespace) -> Scores:
     if name in ("lira", "rmia"):
         return attacker.with_shadows(name, flags.shadows, flags.jobs, online=not flags.offline)
     if flags.shadow is not None:
-        return attacker.shadow(open_run(flags.shadow), flags.classifier)
-    if flags.shadow_task is None:
-        raise ValueError("the attack shadow needs --shadow RUN, or --shadow-task TASK to train one")
-    other = attacker.trained_on(flags.shadow_task, flags.data or attacker.target.config.data)
-    return attacker.shadow(other, flags.classifier)
+        return attacker.shadow(open_run(flags.shadow, flags.shadow_data), flags.classifier)
+    data = flags.shadow_data or flags.data or attacker.target.config.data
+    return attacker.shadow(attacker.trained_on(flags.shadow_task, data), flags.classifier)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -198,17 +212,23 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run", required=True, metavar="TARGET", help="the run folder to attack")
     parser.add_argument("--attack", nargs="+", choices=ATTACKS, default=["loss"], help="which attacks")
     parser.add_argument("--data", metavar="DIR", help="the data folder, if not where the run found it")
-    parser.add_argument("--output", metavar="DIR", help="for shadows and the report; TARGET/mia if not given")
+    parser.add_argument("--output", metavar="DIR", help="for shadows and the report; TARGET-mia if not given")
     parser.add_argument("--shadow", metavar="RUN", help="shadow: a run on other data")
     parser.add_argument("--shadow-task", choices=TASKS, help="shadow: train one as the target, on this corpus")
+    parser.add_argument("--shadow-data", metavar="DIR", help="shadow: its data, if they are elsewhere")
     parser.add_argument("--classifier", choices=CLASSIFIERS, default=CLASSIFIERS[0], help="shadow: what learns")
     parser.add_argument("--shadows", type=int, default=8, metavar="N", help="lira, rmia: how many shadow models")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="lira, rmia: how many are trained at a time")
     parser.add_argument("--offline", action="store_true", help="lira, rmia: no shadow was trained on the candidate")
     parser.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of draws and classifiers")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    return parser.parse_args(arguments)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute")
+    flags = parser.parse_args(arguments)
+    if "shadow" in flags.attack and flags.shadow is None and flags.shadow_task is None:
+        parser.error("the attack shadow needs --shadow RUN, or --shadow-task TASK to train one")
+    if flags.resamples < 1:
+        parser.error(f"resamples must be at least 1, got {flags.resamples}")
+    return flags
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ Population = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
 Variance = Literal["fixed", "each"]
 
 ROUNDING = 1e-3  # the sum over an utterance's tags in float32 is off by less
-FLOOR = 1e-7  # a loss in float32 is not known any better
+FLOOR = 1e-7  # of losses; in float32 they are not known any better
 LEAST_DEVIATION = 1e-3  # of logits, where all shadow models agree
 ENOUGH = 32  # shadow models on a side for a variance of its own: 64 in all, as in the paper
 

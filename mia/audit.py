@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from edpsgd.noise import parse_decay
-from mia import bounds, canaries
+from mia import bounds, one_run
 from mia.mechanism import Setup, audit_mechanism, audit_noise
+from tasks.config import Config, read_file
 from tasks.workers import Workers, workers
 
 DELTA = 1e-5
@@ -116,8 +118,8 @@ def _noise(args: argparse.Namespace, team: Workers) -> Outcome:
 
 def _run(args: argparse.Namespace, team: Workers) -> Outcome:
     """By guesses which canaries were trained on (Steinke, Nasr and Jagielski 2023); their number is fixed before."""
-    claimed, delta = _card(Path(args.run), args.delta)
-    scores, inside = canaries.scores(args.run)
+    scores, inside = one_run.canary_scores(args.run)
+    claimed, delta = _claimed(Path(args.run), args.delta)
     guesses, right = bounds.count_guesses(scores, inside, max(1, len(scores) // 4))
     epsilon = bounds.one_run_epsilon(len(scores), guesses, right, delta, args.confidence)
     is_refuted = claimed is not None and epsilon > claimed
@@ -127,21 +129,23 @@ def _run(args: argparse.Namespace, team: Workers) -> Outcome:
         if claimed is None
         else f"claim: epsilon {claimed:.6g} at delta {delta:g}",
         f"found: {right} of {guesses} guesses were right, epsilon >= {epsilon:.4f} with confidence {args.confidence:g}",
-        _verdict(is_refuted, "the run remembers more than its card says"),
     ]
-    found = {"canaries": len(scores), "guesses": guesses, "right": right, "epsilon": epsilon, "claimed": claimed}
-    return Outcome(lines, _data(args, team, **found, is_refuted=is_refuted), is_refuted)
+    if claimed is not None:
+        lines.append(_verdict(is_refuted, "the run remembers more than its card says"))
+    found = {"canaries": len(scores), "guesses": guesses, "right": right, "epsilon": epsilon}
+    finite = claimed if claimed is None or math.isfinite(claimed) else "inf"
+    return Outcome(lines, _data(args, team, **found, claimed=finite, is_refuted=is_refuted), is_refuted)
 
 
-def _card(folder: Path, delta: float | None) -> tuple[float | None, float]:
-    """The ε that a run claims, and its δ."""
-    file = folder / "privacy_card.json"
-    if not file.exists():
+def _claimed(folder: Path, delta: float | None) -> tuple[float | None, float]:
+    """The ε that a run claims, and its δ; None for one that is not private."""
+    if Config(**read_file(folder / "config.yaml")).private == "off":
         return None, DELTA if delta is None else delta
+    file = folder / "privacy_card.json"
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
         epsilon, of = float(card["epsilon"]), float(card["delta"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a privacy card: {type(error).__name__}") from None
     if delta not in (None, of):
         raise ValueError(f"delta must be that of the card, {of:g}, got {delta:g}")
@@ -198,7 +202,7 @@ def _add_mechanism(commands: Any) -> None:
     _add_setup(parser)
     add = parser.add_argument
     add("--trials", type=int, default=500, help="steps in each world, default 500")
-    add("--delta", type=float, default=1e-5, help="the delta of epsilon, default 1e-5; the verdict is by mu")
+    add("--delta", type=float, default=DELTA, help=f"of epsilon, default {DELTA:g}; the verdict is by mu")
     add("--confidence", type=float, default=0.95, help="of each bound, default 0.95")
     add("--release", choices=("gradient", "scales"), default="gradient", help="of a step, or of private layer scales")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from tasks.corpus import Corpus
 from tasks.data import Data
 from tasks.data import load as load_data
 from tasks.examples import Labels, Rows, places
-from tasks.run import Parts, has_ended, load
-from tasks.splits import forms
+from tasks.run import Parts, check_data, check_ended, load
+from tasks.splits import Hashes, forms, text_hashes
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,11 @@ def open_run(folder: str | Path, data: str | None = None) -> Run:
     """
     folder = Path(folder)
     parts = load(folder)
-    if not has_ended(folder):
-        raise ValueError(f"the training of {folder} has not ended: go on with tasks.train --resume {folder}")
+    check_ended(folder)
     config = Config(**read_file(folder / "config.yaml"))
     config = config if data is None else replace(config, data=data)
     found = load_data(config, folder, seed=0)
-    facts = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-    if any(facts[name] != len(part) for name, part in vars(found.rows).items()):
-        raise ValueError(f"the data are not those of the run {folder}: it had other numbers of utterances")
+    facts = check_data(folder, found.rows)
     return Run(folder, config, int(facts.get("workers", 1)), parts, found)
 
 
@@ -65,8 +62,8 @@ class Candidates:
         rows: of the corpus.
         members: which of them were trained on.
         population: other rows that were not trained on, for attacks that compare with them.
-        near_duplicates: how many were left out because members and non-members have the same form.
-        unknown_labels: how many because the model has no number for their labels.
+        near_duplicates: how many were left out because members and non-members have the same form or words.
+        unknown_labels: how many because their labels are unknown to the model, or to the test set.
     """
 
     rows: Rows
@@ -92,27 +89,34 @@ def candidates(data: Data, labels: Labels, seed: int = 0) -> Candidates:
         )
     draw = np.random.default_rng(seed)
     inside, outside = (np.sort(draw.choice(part, size, replace=False)) for part in (rows.train, rows.test))
-    drawn = np.concatenate([inside, outside])
-    form, members = forms(corpus)[drawn], np.arange(2 * size) < size
-    is_near = np.isin(form, np.intersect1d(form[members], form[~members]))
-    is_unknown = ~_known(corpus, drawn, labels) & ~is_near
-    kept = ~is_near & ~is_unknown
+    drawn, members = np.concatenate([inside, outside]), np.arange(2 * size) < size
+    others = np.setdiff1d(np.concatenate([rows.validation, rows.test]), outside)
+    keys = forms(corpus), text_hashes(corpus, seed=0)
+    is_near = np.concatenate([_shared(keys, inside, outside), _shared(keys, outside, rows.train)])
+    is_known = [_known(corpus, some, labels, Labels.of_rows(corpus, rows.test)) for some in (drawn, others)]
+    kept = ~is_near & is_known[0]
+    found = int(is_near.sum()), int((~is_near & ~is_known[0]).sum())
     if not members[kept].any() or members[kept].all():
         raise ValueError(
-            f"of {size} members and {size} non-members none are left on one side: {int(is_near.sum())} are near "
-            f"duplicates of each other, {int(is_unknown.sum())} have labels unknown to the model"
+            f"of {size} members and {size} non-members none are left on one side: {found[0]} are near duplicates of "
+            f"each other, {found[1]} have labels unknown to the model"
         )
-    others = np.setdiff1d(np.concatenate([rows.validation, rows.test]), outside)
-    others = others[_known(corpus, others, labels)]
-    return Candidates(drawn[kept], members[kept], others, int(is_near.sum()), int(is_unknown.sum()))
+    population = others[is_known[1] & ~_shared(keys, others, rows.train)]
+    return Candidates(drawn[kept], members[kept], population, *found)
 
 
-def _known(corpus: Corpus, rows: Rows, labels: Labels) -> npt.NDArray[np.bool_]:
-    """Whether intent and all tags of each utterance have a number in the model."""
-    tags, intents = (np.isin(np.array(have, object), np.array(known, object)) for have, known in (
-        (corpus.tags, labels.tags), (corpus.intents, labels.intents)))  # fmt: skip
+def _shared(keys: Sequence[Hashes], rows: Rows, others: Rows) -> npt.NDArray[np.bool_]:
+    """Whether an utterance has the form or the words of one of the others."""
+    return np.any([np.isin(key[rows], key[others]) for key in keys], axis=0)
+
+
+def _known(corpus: Corpus, rows: Rows, *labels: Labels) -> npt.NDArray[np.bool_]:
+    """Whether intent and all tags of each utterance are among all of the labels."""
     lengths = corpus.starts[rows + 1] - corpus.starts[rows]
-    unknown = np.bincount(
-        np.repeat(np.arange(len(rows)), lengths), ~tags[corpus.tag_ids[places(corpus, rows)]], len(rows)
-    )
-    return np.asarray(intents[corpus.intent_ids[rows]] & (unknown == 0))
+    places_of = np.repeat(np.arange(len(rows)), lengths)
+    found = np.ones(len(rows), bool)
+    for some in labels:
+        has_tag, has_intent = np.isin(corpus.tags, some.tags), np.isin(corpus.intents, some.intents)
+        unknown = np.bincount(places_of, ~has_tag[corpus.tag_ids[places(corpus, rows)]], len(rows))
+        found &= has_intent[corpus.intent_ids[rows]] & (unknown == 0)
+    return found

@@ -33,7 +33,8 @@ FIRST_SEED = 1_000_000  # of the shadows' splits, far from a target's
 def like_target(target: Run, folder: Path, number: int) -> list[Config]:
     """Trainings as the target's, each on its own random 45 % of the target's corpus.
 
-    The labels are those of the whole corpus, so that every shadow has a number for every candidate's.
+    Splits by hash: equal utterances are together, inside or outside. The labels are those of the whole corpus, so that
+    every shadow has a number for every candidate's.
 
     Args:
         target: the run under attack.
@@ -47,10 +48,9 @@ def like_target(target: Run, folder: Path, number: int) -> list[Config]:
     return [
         replace(
             alone,
-            split="random",
+            split="hash",
             split_seed=FIRST_SEED + shadow,
             labels=str(labels),
-            seed=FIRST_SEED + shadow,
             output=str(folder / f"shadow-{shadow:03d}"),
         )
         for shadow in range(number)
@@ -75,7 +75,6 @@ def on_task(target: Run, folder: Path, task: str, data: str | None) -> Config:
         data=data,
         data_seed=FIRST_SEED,
         labels="training-set",
-        seed=FIRST_SEED,
         output=str(folder / f"shadow-{task}"),
     )
 
@@ -95,8 +94,6 @@ def train_all(configs: Sequence[Config], jobs: int = 1) -> None:
         configs: the shadows; their outputs are their folders.
         jobs: how many at a time; the cores are shared among them.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
     waiting = [config for config in configs if not _is_complete(config)]
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(configs), unit="shadow", disable=None) as bar:
@@ -112,10 +109,11 @@ def train_all(configs: Sequence[Config], jobs: int = 1) -> None:
 def _train(config: Config, threads: int) -> None:
     """One job, in a process of its own; its log is in its folder."""
     folder = Path(config.output or "")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (folder / "config.yaml").exists():
         flags = ["--resume", str(folder)]
     else:
+        shutil.rmtree(folder, ignore_errors=True)  # one that ended before its training began
+        folder.mkdir(mode=0o700, parents=True)
         write_file(folder / "settings.yaml", config)
         flags = ["--config", str(folder / "settings.yaml")]
     command = [sys.executable, "-m", "tasks.train", *flags, "--threads", str(threads)]
@@ -132,8 +130,9 @@ def _is_complete(config: Config) -> bool:
     if not (folder / "config.yaml").exists():
         return False
     before = Config(**read_file(folder / "config.yaml"))
-    names = [item.name for item in fields(Config) if item.metadata["group"] != "machine"]
-    changed = [name for name in names if getattr(before, name) != getattr(config, name)]
+    places = {"data", "labels"}  # which may be called by other names
+    names = {item.name for item in fields(Config) if item.metadata["group"] != "machine"} - places
+    changed = sorted(name for name in names if getattr(before, name) != getattr(config, name))
     if changed:
         raise ValueError(
             f"{folder} holds a shadow with other settings ({', '.join(changed)}): delete it, or name another --output"
@@ -145,7 +144,7 @@ def _alone(config: Config, workers: int) -> Config:
     """The same training in one process: what the workers did side by side, it does in turn."""
     wider = "micro_batches" if config.private == "edp" else "batch_size"
     size = {wider: getattr(config, wider) * workers}
-    return replace(config, **size, canaries=0, tensorboard=False, checkpoint_every=0, threads=None)
+    return replace(config, **size, seed=None, canaries=0, tensorboard=False, checkpoint_every=0, threads=None)
 
 
 def _all_labels(corpus: Corpus) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,8 +35,10 @@ class View:
     log_probabilities: npt.NDArray[np.float64]
 
     def save(self, path: str | Path) -> None:
-        """Writes a feature file; it holds numbers only."""
-        np.savez(path, version=VERSION, features=self.features, log_probabilities=self.log_probabilities)
+        """Writes a feature file; it holds numbers only, and is whole or not there."""
+        temporary = Path(path).with_suffix(".new.npz")
+        np.savez(temporary, version=VERSION, features=self.features, log_probabilities=self.log_probabilities)
+        os.replace(temporary, path)
 
     @staticmethod
     def load(path: str | Path) -> View:
@@ -46,12 +49,16 @@ class View:
                 if version == VERSION:
                     return View(file["features"], file["log_probabilities"])
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is not a feature file, or it is damaged: {type(error).__name__}") from None
+            raise ValueError(f"{path} is no feature file, or damaged ({type(error).__name__}): delete it") from None
         raise ValueError(f"{path} holds features of version {version}, and this is version {VERSION}: delete the file")
 
 
 def view(
-    parts: Parts, corpus: Corpus, rows: Rows, device: torch.device | str = "cpu", shown: Callable[[int], object] = id
+    parts: Parts,
+    corpus: Corpus,
+    rows: Rows,
+    device: torch.device | str = "cpu",
+    shown: Callable[[int], object] | None = None,
 ) -> View:
     """Asks a model about utterances of a corpus.
 
@@ -71,7 +78,8 @@ def view(
         outputs = model.outputs(batch)
         found.features[numbers] = features(outputs, batch["mask"]).cpu().numpy()
         found.log_probabilities[numbers] = outputs.losses.neg().cpu().numpy()
-        shown(len(numbers))
+        if shown is not None:
+            shown(len(numbers))
     return found
 
 

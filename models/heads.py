@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torchcrf import CRF
 
+from models.marginals import likelihood_and_marginals
+
 Batch = Mapping[str, torch.Tensor]
 
 
@@ -95,13 +97,13 @@ class IntentSlotModel(nn.Module):
     def outputs(self, batch: Batch) -> Outputs:
         """Losses and probabilities of a batch that holds tags and intents too."""
         intents, emissions = self.scores(batch)
-        likelihood, tags = self._marginals(emissions, batch["tags"], batch["mask"])
+        likelihood, tags = likelihood_and_marginals(self.crf, emissions, batch["tags"], batch["mask"])
         losses = nn.functional.cross_entropy(intents.double(), batch["intents"], reduction="none") - likelihood
         return Outputs(losses, torch.softmax(intents, dim=1), tags)
 
     @torch.no_grad()
     def predict(self, batch: Batch, with_scores: bool = False) -> list[Prediction]:
-        """The likeliest intent and tags of every utterance; the probabilities of the tags cost a backward pass."""
+        """The likeliest intent and tags of every utterance; the probabilities of the tags cost a little more."""
         intents, emissions = self.scores(batch)
         best = torch.softmax(intents, dim=1).max(dim=1)
         tags = self.crf.decode(emissions, mask=batch["mask"])
@@ -114,26 +116,9 @@ class IntentSlotModel(nn.Module):
         for row, sequence in enumerate(tags):
             padded[row, : len(sequence)] = torch.tensor(sequence)
         padded = padded.to(mask.device)
-        marginals = self._marginals(emissions, padded, mask)[1]
+        marginals = likelihood_and_marginals(self.crf, emissions, padded, mask)[1]
         lists = marginals.gather(2, padded.unsqueeze(2)).squeeze(2).tolist()
         return [row[: len(sequence)] for row, sequence in zip(lists, tags, strict=True)]
-
-    def _marginals(
-        self, emissions: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-likelihood of tags, and P(tag of a word | utterance) of all tags.
-
-        The log-likelihood is a sum of scores minus the log-partition, whose gradient by the emissions are the
-        marginals. It is computed in double precision: of two large numbers, a small difference is left.
-        """
-        weights = {name: p.detach().double() for name, p in self.crf.named_parameters()}
-        settings = {"mask": mask, "reduction": "none"}
-        with torch.enable_grad():
-            free = emissions.detach().double().requires_grad_()
-            likelihood = torch.func.functional_call(self.crf, weights, (free, tags), settings)
-            (gradient,) = torch.autograd.grad(likelihood.sum(), free)
-        marginals = gradient.neg_().scatter_add_(2, tags.unsqueeze(2), torch.ones_like(gradient[:, :, :1]))
-        return likelihood.detach(), marginals.clamp_(0.0, 1.0)
 
 
 def pad(values: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64], fill: int = 0) -> npt.NDArray[np.int64]:

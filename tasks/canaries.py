@@ -26,40 +26,30 @@ class Canary:
 
     Attributes:
         said: an utterance of public words, with labels that have nothing to do with them.
-        inside: whether it is trained on.
-        instead: what is trained on where it is not. None if nothing is: then the coin adds an utterance or removes
-            it, and otherwise it replaces one, as the neighbours of the accountant do.
+        inside: whether it is trained on. One that is not keeps its place among the training utterances but is blank
+            there: the coin changes nothing else, as between neighbouring data sets.
     """
 
     said: Utterance
     inside: bool
-    instead: Utterance | None
-
-    def trained(self) -> Utterance | None:
-        """What the coin puts into the training set."""
-        return self.said if self.inside else self.instead
 
 
-def make(number: int, labels: Labels, is_replaced: bool, seed: int) -> list[Canary]:
+def make(number: int, labels: Labels, seed: int) -> list[Canary]:
     """New canaries.
 
     Args:
         number: in and out together.
         labels: which intents and slots they may have.
-        is_replaced: whether another random utterance is trained on in the place of one that is out.
         seed: of words, labels and coins; an auditor's secret until the training has ended.
 
     Example:
-        >>> found = make(4, Labels.of_slots(["call", "stop"], ["name"]), is_replaced=False, seed=1)
+        >>> found = make(4, Labels.of_slots(["call", "stop"], ["name"]), seed=1)
         >>> len(found), {len(one.said.words) for one in found}
         (4, {8})
     """
     draw, words = np.random.default_rng(seed), generate.words()
     coins = draw.integers(2, size=number).astype(bool).tolist()
-    pairs = [(_random(words, labels, draw), _random(words, labels, draw)) for _ in coins]
-    return [
-        Canary(said, coin, other if is_replaced else None) for coin, (said, other) in zip(coins, pairs, strict=True)
-    ]
+    return [Canary(_random(words, labels, draw), coin) for coin in coins]
 
 
 def _random(words: Sequence[str], labels: Labels, draw: np.random.Generator) -> Utterance:
@@ -72,9 +62,8 @@ def _random(words: Sequence[str], labels: Labels, draw: np.random.Generator) -> 
 
 
 def add(canaries: Sequence[Canary], corpus: Corpus, rows: Split) -> tuple[Corpus, Split]:
-    """The corpus with whatever the coins chose at its end, and in its training set."""
-    chosen = [said for one in canaries if (said := one.trained()) is not None]
-    grown = Corpus(chain(corpus, chosen))
+    """The corpus with all of them at its end, and in its training set."""
+    grown = Corpus(chain(corpus, (one.said for one in canaries)))
     grown.repaired, grown.skipped, grown.left_out = corpus.repaired, corpus.skipped, corpus.left_out
     return grown, replace(rows, train=np.concatenate([rows.train, np.arange(len(corpus), len(grown))]))
 
@@ -89,10 +78,7 @@ def load(folder: Path) -> list[Canary]:
     """What save wrote."""
     try:
         rows = [json.loads(line) for line in (folder / FILE).read_text(encoding="utf-8").splitlines()]
-        return [
-            Canary(_utterance(row["said"]), bool(row["inside"]), row["instead"] and _utterance(row["instead"]))
-            for row in rows
-        ]
+        return [Canary(_utterance(row["said"]), bool(row["inside"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{folder / FILE} is not a file of canaries, or it is damaged: {type(error).__name__}"

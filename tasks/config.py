@@ -133,6 +133,7 @@ class Config:
         for name in ("weight_decay", "checkpoint_every", "noise_multiplier", "split_seed", "data_seed", "canaries"):
             value = getattr(self, name)
             _require(value is None or value >= 0, name, value, "at least 0")
+        _require(2 * self.canaries * self.delta <= 1, "canaries", self.canaries, "at most 1/(2δ), or δ smaller")
         _require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to below 2**63")
         _require(self.task == "generated" or self.data is not None, "data", self.data, "the folder or file to read")

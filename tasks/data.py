@@ -19,9 +19,9 @@ class Data:
     """A corpus.
 
     Attributes:
-        corpus: all utterances, canaries that are trained on at the end.
+        corpus: all utterances, canaries at the end.
         rows: which are for training, validation and test; none is empty.
-        canaries: trained on or not.
+        canaries: trained on, or blank.
     """
 
     corpus: Corpus
@@ -30,8 +30,12 @@ class Data:
 
     def without_canaries(self) -> Split:
         """The rows that are real data."""
-        added = sum(one.trained() is not None for one in self.canaries)
-        return replace(self.rows, train=self.rows.train[: len(self.rows.train) - added])
+        return replace(self.rows, train=self.rows.train[: len(self.rows.train) - len(self.canaries)])
+
+    def blanks(self) -> frozenset[int]:
+        """Which training utterances, by their place among them, are drawn like all others but not looked at."""
+        first = len(self.rows.train) - len(self.canaries)
+        return frozenset(first + number for number, one in enumerate(self.canaries) if not one.inside)
 
 
 def load(config: Config, folder: Path | None, seed: int) -> Data:
@@ -51,8 +55,7 @@ def load(config: Config, folder: Path | None, seed: int) -> Data:
     if config.canaries == 0:
         return Data(corpus, rows, ())
     if folder is None:
-        labels, is_replaced = Labels.of_rows(corpus, rows.train), config.sampling == "shuffled"
-        added = canaries.make(config.canaries, labels, is_replaced, seed)
+        added = canaries.make(config.canaries, Labels.of_rows(corpus, rows.train), seed)
     else:
         added = canaries.load(folder)
     return Data(*canaries.add(added, corpus, rows), added)

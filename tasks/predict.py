@@ -24,7 +24,8 @@ from rich.text import Text
 from models.heads import Prediction
 from tasks.corpus import OUTSIDE, Corpus, Utterance, spans
 from tasks.examples import Examples, to_device
-from tasks.run import Parts, has_ended, load
+from tasks.run import Parts, check_ended, load
+from tasks.workers import choose_device
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 CHUNK = 2048  # lines that are read, sorted by length and answered together
@@ -34,10 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = _parsed(arguments)
     try:
-        if not has_ended(flags.run):
-            raise ValueError(f"the training of {flags.run} has not ended: go on with tasks.train --resume {flags.run}")
+        check_ended(flags.run)
         parts = load(flags.run)
-        parts.model.to(device := _device(flags.device))
+        parts.model.to(device := choose_device(flags.device))
         with _opened(flags) as lines:
             texts = _decoded(lines, "--text" if flags.text else flags.file or "standard input")
             chunk = 1 if not flags.text and not flags.file and sys.stdin.isatty() else None  # somebody waits
@@ -153,12 +153,6 @@ def _decoded(lines: Iterable[bytes], name: object) -> Iterator[str]:
         except UnicodeDecodeError:
             raise ValueError(f"{name}:{number}: the line is not UTF-8") from None
         yield text
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, and torch finds no GPU")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

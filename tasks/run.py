@@ -1,7 +1,7 @@
 """A run folder: all that a colleague needs to use a model, or the job to go on.
 
 config.yaml, data.json (counts), labels.json, model.json, vocabulary/ (words, or a tokenizer), weights.safetensors,
-metrics.jsonl, ledger.jsonl, the privacy card, checkpoints/ and tensorboard/.
+metrics.jsonl, ledger.jsonl, the privacy card, checkpoints/ and tensorboard/; canaries.jsonl if there are any.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tasks.config import Config
 from tasks.corpus import Corpus
 from tasks.examples import Labels, Rows, places
 from tasks.progress import METRICS
+from tasks.splits import Split
 
 WEIGHTS = "weights.safetensors"
 KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
@@ -82,6 +83,25 @@ def has_ended(folder: str | Path) -> bool:
     return any('"test_ser"' in line for line in lines)
 
 
+def check_ended(folder: str | Path) -> None:
+    """Refuses a training that has not ended."""
+    if not has_ended(folder):
+        raise ValueError(f"the training of {folder} has not ended: go on with tasks.train --resume {folder}")
+
+
+def check_data(folder: str | Path, rows: Split) -> dict[str, Any]:
+    """Refuses data whose parts have other sizes than those of the run; what the run says about its data."""
+    try:
+        facts = json.loads(Path(folder, "data.json").read_text(encoding="utf-8"))
+        before = {name: facts[name] for name in vars(rows)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}/data.json is damaged: {type(error).__name__}") from None
+    now = {name: len(part) for name, part in vars(rows).items()}
+    if before != now:
+        raise ValueError(f"the data are not those of the run {folder}: it had other numbers of utterances, now {now}")
+    return dict(facts)
+
+
 def build(config: Config, corpus: Corpus, rows: Rows) -> Parts:
     """A new model for a corpus of which some rows are for training."""
     if (config.pretrained if config.model == "clc" else config.vectors) is not None:
@@ -100,6 +120,7 @@ def not_covered(config: Config) -> list[str]:
         "whoever reads config.yaml or checkpoints/: they hold the seed of the noise": config.seed is not None,
         "metrics.jsonl, tensorboard/ and checkpoints/: exact losses, clip fractions and error rates": True,
         "data.json and the number of training utterances: exact counts": True,
+        "canaries.jsonl: which canaries were trained on": config.canaries > 0,
     }
     return [text for text, applies in statements.items() if applies]
 

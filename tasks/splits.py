@@ -65,7 +65,7 @@ def split(corpus: Corpus, kind: str = "hash", seed: int = 0, shares: Sequence[fl
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "hash":
-        part = np.searchsorted(bounds, _text_hashes(corpus, seed) / 2.0**64, side="right")
+        part = np.searchsorted(bounds, text_hashes(corpus, seed) / 2.0**64, side="right")
     else:
         place = np.random.default_rng(seed).permutation(len(corpus))
         part = np.searchsorted(np.rint(bounds * len(corpus)), place, side="right")
@@ -79,7 +79,7 @@ def _bounds(shares: Sequence[float]) -> npt.NDArray[np.float64]:
     return np.array([shares[0], shares[0] + shares[1]])
 
 
-def _text_hashes(corpus: Corpus, seed: int) -> Hashes:
+def text_hashes(corpus: Corpus, seed: int) -> Hashes:
     """A number for the words of each utterance, the same in every corpus and on every machine."""
     words = [word.lower().encode() for word in corpus.words]
     key, digests = str(seed).encode(), bytearray()

@@ -93,7 +93,7 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     try:
         if resume is not None:
             training.load_checkpoint()
-        training.run(examples.train, examples.validation)
+        training.run(examples.train, examples.validation, data.blanks())
         return _finish(config, team, training, examples.test)
     finally:
         training.close()
@@ -102,13 +102,10 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
 def _parts(config: Config, data: Data, resume: Path | None) -> run.Parts:
     """A new model; or that of a run folder, whose checkpoint, if there is one, comes later."""
     if resume is None:
-        return run.build(config, data.corpus, data.rows.train)
+        return run.build(config, data.corpus, data.without_canaries().train)
     if run.has_ended(resume) and checkpoints.latest(resume / "checkpoints") is None:
         raise ValueError(f"the run {resume} is complete, and its checkpoints are gone: there is nothing to go on with")
-    before = json.loads((resume / "data.json").read_text(encoding="utf-8"))
-    now = {name: len(part) for name, part in vars(data.rows).items()}
-    if any(before.get(name) != size for name, size in now.items()):
-        raise ValueError(f"the data are not those of the run {resume}: it had other numbers of utterances, now {now}")
+    run.check_data(resume, data.rows)
     return run.load_to_train(resume, config)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -64,6 +64,7 @@ class Training:
         self._plan = plan
         self.optimizer = self._make_optimizer(plan)
         self._loss = torch.zeros((), device=workers.device)
+        self._blanks: Container[int] = ()
         self._since: float | None = None  # when the clock was started, while it runs
 
     @property
@@ -76,8 +77,15 @@ class Training:
         """Of all epochs."""
         return self.config.epochs * self.batches.steps_per_epoch
 
-    def run(self, train: Examples, validation: Examples) -> None:
-        """All epochs that are left; a budget that is used up and early stopping end them before."""
+    def run(self, train: Examples, validation: Examples, blanks: Container[int] = ()) -> None:
+        """All epochs that are left; a budget that is used up and early stopping end them before.
+
+        Args:
+            train: what is trained on.
+            validation: what tells the error rate after each epoch.
+            blanks: numbers of training examples that are drawn like the others, and then left out.
+        """
+        self._blanks = blanks
         place = self.folder, self.total_steps, self.state.step, self.workers.is_first, self.config.tensorboard
         shown = self.workers.together(lambda: progress.Progress(*place))
         try:
@@ -135,7 +143,8 @@ class Training:
         """The sampler's batches, as many at a time as a step takes; or every single example as one."""
         drawn, number = iter(self.batches), self.batches.micro_batches or 1
         while batches := list(islice(drawn, number)):
-            yield [[row] for row in batches[0]] if self.batches.micro_batches is None else batches
+            units = [[row] for row in batches[0]] if self.batches.micro_batches is None else batches
+            yield [[row for row in unit if row not in self._blanks] for unit in units]
 
     def _step(self, train: Examples, micro_batches: MicroBatches) -> None:
         """One step of the optimizer."""
@@ -154,11 +163,11 @@ class Training:
         self.state.step += 1
 
     def _private_backward(self, train: Examples, micro_batches: MicroBatches) -> None:
-        """One gradient per micro-batch; step() closes the last one."""
+        """One gradient per micro-batch; step() closes the last one if it has a gradient."""
         for number, rows in enumerate(micro_batches, 1):
             if rows:
                 self._mean_loss(train, rows).backward()
-            if self.private is not None and number < len(micro_batches):
+            if self.private is not None and (number < len(micro_batches) or not rows):
                 self.private.accumulate()
 
     def _mean_loss(self, train: Examples, rows: list[int]) -> torch.Tensor:

@@ -78,7 +78,7 @@ def workers(device: str = "auto", threads: int | None = None) -> Iterator[Worker
     if threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or max(1, _cores() // beside))
     try:
-        yield Workers(launcher, resolve(launcher), _device(device, here))
+        yield Workers(launcher, resolve(launcher), choose_device(device, here))
     finally:
         if is_mine:
             dist.destroy_process_group()
@@ -106,7 +106,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _device(name: str, local_rank: int) -> torch.device:
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of a worker: the GPU of its local rank if there is one, or the CPU.
+
+    Args:
+        name: auto, cpu or cuda.
+        local_rank: of the worker on its machine.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():

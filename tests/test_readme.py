@@ -135,5 +135,5 @@ def test_the_language_understanding_commands_run(tmp_path) -> None:
     assert found is not None
     attacking, *audits = (shlex.split(line)[3:] for line in found[1].replace("runs/", f"{tmp_path}/runs/").splitlines())
     attack(attacking)
-    assert (tmp_path / "runs/first/mia/roc.png").exists()
+    assert (tmp_path / "runs/first-mia/roc.png").exists()
     assert [audit(words) for words in audits] == [1, 0]  # the published noise is refuted, ours is not

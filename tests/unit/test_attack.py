@@ -10,9 +10,10 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from mia import shadows
-from mia.attack import ATTACKS, main
+from mia.attack import ATTACKS, Attacker, main
 from mia.candidates import candidates, open_run
-from mia.shadow import CLASSIFIERS, shadow
+from mia.classifiers import CLASSIFIERS, membership
+from mia.metrics import evaluate
 from tasks.corpus import Corpus, Utterance
 from tasks.data import Data, read
 from tasks.examples import Labels
@@ -40,6 +41,12 @@ def test_near_duplicates_and_unknown_labels_are_left_out_on_both_sides() -> None
     assert found.rows.tolist() == [1, 3, 4, 9]
     assert found.members.tolist() == [True, True, True, False]
     assert (found.near_duplicates, found.unknown_labels) == (4, 2)
+
+
+def test_equal_words_with_other_labels_are_left_out() -> None:
+    said = [call("ring"), call("end"), Utterance(("ring", "x"), ("O", "O"), "stop"), call("go")]
+    found = candidates(Data(Corpus(said), rows([0, 1], [2, 3]), ()), LABELS)
+    assert found.rows.tolist() == [1, 3]
 
 
 def test_as_many_members_as_non_members_are_drawn() -> None:
@@ -73,22 +80,22 @@ def test_what_the_shadow_taught(classifier) -> None:
     draw = np.random.default_rng(0)
     members = np.arange(2000) % 2 == 0
     known, target = draw.normal(size=(2, 2000, 2)) + np.stack([3.0 * members, np.zeros(2000)], axis=1)
-    assert roc_auc_score(members, shadow(known, members, target, classifier)) > 0.97  # 0.983 is the best
+    assert roc_auc_score(members, membership(known, members, target, classifier)) > 0.97  # 0.983 is the best
 
 
 def test_a_shadow_without_members() -> None:
     with pytest.raises(ValueError, match="must have members and non-members: got 3 flags, 0 of them members, for 3"):
-        shadow(np.ones((3, 2)), np.zeros(3, bool), np.ones((1, 2)))
+        membership(np.ones((3, 2)), np.zeros(3, bool), np.ones((1, 2)))
 
 
 def test_features_of_another_size() -> None:
     with pytest.raises(ValueError, match=r"got the shapes \(3, 2\) and \(1, 4\)"):
-        shadow(np.ones((3, 2)), np.array([True, False, True]), np.ones((1, 4)))
+        membership(np.ones((3, 2)), np.array([True, False, True]), np.ones((1, 4)))
 
 
 def test_an_unknown_classifier() -> None:
     with pytest.raises(ValueError, match="classifier must be one of boosting, logistic, mlp, got 'forest'"):
-        shadow(np.ones((2, 1)), np.array([True, False]), np.ones((1, 1)), "forest")
+        membership(np.ones((2, 1)), np.array([True, False]), np.ones((1, 1)), "forest")
 
 
 # -------------------------------------------------------------------- the whole way
@@ -130,7 +137,7 @@ def test_shadows_are_like_the_target_on_other_rows(target, tmp_path) -> None:
     assert first.batch_size == 2 * attacked.config.batch_size
     assert (first.epochs, first.hidden, first.private) == (2, 4, "off")
     inside = shadows.insides([first, second], attacked.data.corpus, np.arange(160))
-    assert inside.sum(axis=1).tolist() == [72, 72]
+    assert ((inside.mean(axis=1) > 0.3) & (inside.mean(axis=1) < 0.6)).all()
     assert (inside[0] != inside[1]).any()
     labels = json.loads((tmp_path / "labels.json").read_text())
     assert set(labels["intents"]) == set(attacked.data.corpus.intents)
@@ -194,10 +201,52 @@ def failure(*arguments: str) -> str:
     return str(ended.value.code)
 
 
-def test_bad_input(target, tmp_path) -> None:
-    assert "the attack shadow needs --shadow RUN" in failure("--run", target, "--attack", "shadow")
+def test_bad_input(target, tmp_path, capsys) -> None:
+    here = ("--output", str(tmp_path / "mia"))
+    assert failure("--run", target, "--attack", "shadow") == failure("--run", target, "--resamples", "0") == "2"
+    shown = capsys.readouterr().err
+    assert "the attack shadow needs --shadow RUN" in shown
+    assert "resamples must be at least 1, got 0" in shown
     assert "is not a run folder" in failure("--run", str(tmp_path))
-    assert "jobs must be at least 1" in failure("--run", target, "--attack", "lira", "--jobs", "0")
+    assert "at least 2 shadows and 1 job, got 8 and 0" in failure(
+        "--run", target, *here, "--attack", "lira", "--jobs", "0"
+    )
+    assert "at least 2 shadows and 1 job, got 1 and 1" in failure(
+        "--run", target, *here, "--attack", "rmia", "--shadows", "1"
+    )
+    itself = failure("--run", target, *here, "--attack", "shadow", "--shadow", target)
+    assert "are in the target's corpus too: it must be trained on other data" in itself
+
+
+@pytest.mark.parametrize("number", [0, 20])
+def test_insides_are_what_shadows_train_on(tmp_path, number) -> None:
+    """Canaries of the target and equal utterances included."""
+    run(tiny(tmp_path / "target", epochs=1, private="off", canaries=number))
+    attacked = open_run(tmp_path / "target")
+    [config] = shadows.like_target(attacked, tmp_path, 1)
+    run(replace(config, epochs=1))
+    trained = open_run(config.output).data
+    inside = shadows.insides([config], attacked.data.corpus, np.arange(120))[0]
+    assert [attacked.data.corpus[row] for row in np.flatnonzero(inside)] == [
+        trained.corpus[r] for r in trained.rows.train
+    ]
+
+
+def test_a_model_that_knows_its_utterances_is_found_out(tmp_path, monkeypatch) -> None:
+    """And one that never saw them is not: 0.5 is in the interval."""
+    monkeypatch.setattr(shadows, "_train", lambda config, threads: run(config))
+    settings = {"private": "off", "examples": 140, "epochs": 25, "hidden": 16, "dimension": 16, "dropout": 0.0}
+    for name, seed in (("known", 0), ("strange", 1)):
+        run(tiny(tmp_path / name, **settings, learning_rate=0.02, data_seed=seed))
+    known = open_run(tmp_path / "known")
+    strange = replace(known, parts=open_run(tmp_path / "strange").parts)
+    for target, is_known in ((known, True), (strange, False)):
+        attacker = Attacker(target, tmp_path / "mia")
+        for name in ("loss", "lira", "rmia"):
+            scores = attacker.loss() if name == "loss" else attacker.with_shadows(name, 6)
+            judged = ~np.isnan(scores)
+            found = evaluate(scores[judged], attacker.about.members[judged], resamples=200).auc
+            assert found.low > 0.55 if is_known else found.low < 0.5 < found.high, name
 
 
 def test_a_run_whose_data_have_changed(tmp_path) -> None:

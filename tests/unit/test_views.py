@@ -7,9 +7,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torchcrf import CRF
 
 from mia.views import TOP, VERSION, View, features, view
 from models.heads import Outputs
+from models.marginals import likelihood_and_marginals
 from tasks import generate
 from tasks.corpus import Corpus
 from tasks.run import build
@@ -66,6 +68,23 @@ def test_a_loss_near_zero_is_exact() -> None:
     assert loss == pytest.approx(2 * np.log1p(np.exp(-14.0)), rel=1e-3)
 
 
+def test_marginals_of_many_tags_are_the_gradient_of_the_partition() -> None:
+    """By the CRF itself, in double precision; transitions of very different size."""
+    torch.manual_seed(0)
+    crf = CRF(60, batch_first=True).double()
+    for p in crf.parameters():
+        torch.nn.init.normal_(p, std=30.0)
+    emissions = (20.0 * torch.randn(5, 7, 60, dtype=torch.float64)).requires_grad_()
+    mask = torch.arange(7) < torch.tensor([7, 1, 3, 2, 5])[:, None]
+    tags = torch.randint(60, (5, 7))
+    expected = crf(emissions, tags, mask=mask, reduction="none")
+    (gradient,) = torch.autograd.grad(expected.sum(), emissions)
+    likelihood, marginals = likelihood_and_marginals(crf, emissions, tags, mask)
+    torch.testing.assert_close(likelihood, expected.detach())
+    chosen = torch.nn.functional.one_hot(tags, 60) - gradient
+    torch.testing.assert_close(marginals[mask], chosen[mask])
+
+
 def test_features_are_sorted_and_say_nothing_of_padding() -> None:
     tags = torch.tensor([[[0.2, 0.5, 0.3], [0.9, 0.1, 0.0], [7.0, 8.0, 9.0]]])
     found = features(Outputs(torch.zeros(1), torch.tensor([[0.4, 0.6]]), tags), torch.tensor([[True, True, False]]))[0]
@@ -106,5 +125,5 @@ def test_a_feature_file_of_another_version(tmp_path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 cut off"])
 def test_a_damaged_feature_file(tmp_path, content) -> None:
     (tmp_path / "view.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"view\.npz is not a feature file, or it is damaged"):
+    with pytest.raises(ValueError, match=r"view\.npz is no feature file, or damaged \(\w+\): delete it"):
         View.load(tmp_path / "view.npz")

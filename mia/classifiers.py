@@ -16,7 +16,7 @@ Features = npt.NDArray[np.floating[Any]]
 CLASSIFIERS = ("boosting", "logistic", "mlp")
 
 
-def shadow(
+def membership(
     features: Features, members: npt.NDArray[np.bool_], target: Features, classifier: str = "boosting", seed: int = 0
 ) -> npt.NDArray[np.float64]:
     """How likely each utterance of a target is a member, by what the shadow's members look like.
@@ -33,7 +33,7 @@ def shadow(
 
     Example:
         >>> known = np.array([[0.9], [0.8], [0.4], [0.3]])
-        >>> found = shadow(known, np.array([True, True, False, False]), np.array([[0.95], [0.2]]), "logistic")
+        >>> found = membership(known, np.array([True, True, False, False]), np.array([[0.95], [0.2]]), "logistic")
         >>> bool(found[0] > found[1])
         True
     """

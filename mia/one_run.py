@@ -10,10 +10,10 @@ import numpy.typing as npt
 from mia.views import view
 from tasks import canaries
 from tasks.corpus import Corpus
-from tasks.run import has_ended, load
+from tasks.run import check_ended, load
 
 
-def scores(folder: str | Path, device: str = "cpu") -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def canary_scores(folder: str | Path, device: str = "cpu") -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """The log-probability of each canary of a run, higher if it was trained on, and whether it was.
 
     Args:
@@ -24,7 +24,6 @@ def scores(folder: str | Path, device: str = "cpu") -> tuple[npt.NDArray[np.floa
     if not (folder / canaries.FILE).exists():
         raise ValueError(f"{folder} has no canaries: train with --canaries N")
     parts, found = load(folder), canaries.load(folder)
-    if not has_ended(folder):
-        raise ValueError(f"the training of {folder} has not ended: go on with tasks.train --resume {folder}")
+    check_ended(folder)
     seen = view(parts, Corpus(one.said for one in found), np.arange(len(found)), device)
     return seen.log_probabilities, np.array([one.inside for one in found], bool)
