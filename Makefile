@@ -32,6 +32,8 @@ lint: env
 bench: env
 	python -m benchmarks.step_time
 	python -m benchmarks.accounting
+	python -m benchmarks.data_loading
+	python -m benchmarks.attack_cost
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

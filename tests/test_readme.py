@@ -62,6 +62,16 @@ def test_the_error_rates() -> None:
     assert all(ser <= PAPER[which] for which, ser in sers.items())
 
 
+def test_the_cost_of_data() -> None:
+    """Less than 0.2 % of an epoch; and memory grows by the token arrays and at most 3 % more."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "data_loading.json").read_text())
+    assert results["examples"] == 100_000
+    for model in ("clc", "bert"):
+        assert results[model]["epoch"]["share"] < 0.002
+        first, last = results[model]["memory"][0], results[model]["memory"][-1]
+        assert last["grown"] - first["grown"] <= 1.03 * (last["arrays"] - first["arrays"])
+
+
 EACH = "for p in model.parameters()"
 FOR_TORCHRUN = {
     "import horovod.torch as hvd": "import torch.distributed as dist",
