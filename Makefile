@@ -21,8 +21,9 @@ env: .venv/ready
 demo: env
 	horovodrun -np 2 --gloo python -m tasks.demo
 
+# One process for each core, one thread each; a file stays together, for the sake of what its tests share.
 test: lint
-	python -m pytest
+	OMP_NUM_THREADS=1 python -m pytest -n auto --dist loadfile
 
 lint: env
 	ruff check .

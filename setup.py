@@ -29,6 +29,7 @@ DEV = [
     "psutil",
     "pytest",
     "pytest-timeout",
+    "pytest-xdist",
     "ruff",
 ]
 
