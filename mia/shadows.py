@@ -50,6 +50,7 @@ def like_target(target: Run, folder: Path, number: int) -> list[Config]:
             alone,
             split="hash",
             split_seed=FIRST_SEED + shadow,
+            seed=FIRST_SEED + shadow if alone.private == "off" else None,  # that of noise is nobody's business
             labels=str(labels),
             output=str(folder / f"shadow-{shadow:03d}"),
         )

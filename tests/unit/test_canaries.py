@@ -123,7 +123,7 @@ def test_a_model_that_remembers_is_found_out(tmp_path, capsys) -> None:
     """Trained until it knows its canaries by heart; with the coins turned round nothing is found."""
     config = tiny(
         tmp_path / "run", examples=60, canaries=60, private="off", epochs=40, hidden=32, dimension=16, layers=1,
-        dropout=0.0, learning_rate=0.02,
+        dropout=0.0, learning_rate=0.02, seed=0,
     )  # fmt: skip
     run(config)
     scores, inside = canary_scores(tmp_path / "run")
