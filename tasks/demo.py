@@ -1,7 +1,7 @@
 """`make demo`: a private fine-tune on generated utterances, then the same without privacy, side by side.
 
 Each is one job of tasks.train; the settings below could as well be flags. The noise is in the
-range that the paper searches, and the card says how little it promises: ε is far above 100,000. A small ε needs more
+range that the paper searches, and the card says how little it promises: ε is above 100,000. A small ε needs more
 units in a step than this demo has (`edpsgd plan` tells how much noise, `--private example` trades time for it).
 """
 
@@ -22,7 +22,7 @@ PRIVATE = Config(
     layers=1,
     dimension=32,
     dropout=0.0,
-    epochs=6,
+    epochs=5,
     batch_size=8,
     micro_batches=2,
     learning_rate=0.01,
