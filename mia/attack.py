@@ -60,7 +60,7 @@ class Attacker:
         return attacks.loss(self._seen.log_probabilities)
 
     def shadow(self, other: Run, classifier: str = "boosting") -> Scores:
-        """The paper's attack.
+        """The paper's attack. Utterances of the shadow that are in the target's corpus too teach nothing.
 
         Args:
             other: a run on other data, whose members the attacker knows.
@@ -69,13 +69,14 @@ class Attacker:
         known = candidates(other.data, other.parts.labels, self.seed)
         own, others = (text_hashes(run.data.corpus, seed=0) for run in (self.target, other))
         is_new = ~np.isin(others[known.rows], own)
-        if not is_new.all():
+        members = known.members[is_new]
+        if not members.any() or members.all():
             raise ValueError(
                 f"{int((~is_new).sum())} of {len(is_new)} utterances of the shadow {other.folder} are in the target's "
                 "corpus too: it must be trained on other data"
             )
-        learned = self._view(other.parts, other, known.rows)
-        return membership(learned.features, known.members, self._seen.features, classifier, self.seed)
+        learned = self._view(other.parts, other, known.rows[is_new])
+        return membership(learned.features, members, self._seen.features, classifier, self.seed)
 
     def trained_on(self, task: str, data: str | None) -> Run:
         """A shadow of the target that is trained on another corpus."""
@@ -98,23 +99,23 @@ class Attacker:
             raise ValueError(f"it takes at least 2 shadows and 1 job, got {number} and {jobs}")
         configs = shadows.like_target(self.target, self.output, number)
         shadows.train_all(configs, jobs)
-        given = self._given(configs, self.about.rows)
+        given = self._given(configs, self.about.rows, self._seen)
         judged = _covered(given[2], online)
         scores = np.full(len(judged), np.nan)
         chosen = _some(given, judged)
         if name == "lira":
             scores[judged] = attacks.lira(*chosen, online, floor=FLOOR)
             return scores
-        others = self._given(configs, self.about.population)
+        population = self.about.population
+        others = self._given(configs, population, self._view(self.target.parts, self.target, population))
         others = _some(others, _covered(others[2], online=False))
         scores[judged] = attacks.rmia(*chosen, others, None if online else OFFLINE_A)
         return scores
 
-    def _given(self, configs: Sequence[Config], rows: Rows) -> Given:
-        """What target and shadows say about rows, and which shadows were trained on them."""
-        target = self._view(self.target.parts, self.target, rows).log_probabilities
+    def _given(self, configs: Sequence[Config], rows: Rows, seen: View) -> Given:
+        """What target (as seen) and shadows say about rows, and which shadows were trained on them."""
         answers = [self._answers(Path(config.output or ""), rows) for config in configs]
-        return target, np.stack(answers), shadows.insides(configs, self.target.data.corpus, rows)
+        return seen.log_probabilities, np.stack(answers), shadows.insides(configs, self.target.data.corpus, rows)
 
     def _answers(self, folder: Path, rows: Rows) -> Scores:
         """What a shadow says, computed once."""

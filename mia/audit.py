@@ -119,7 +119,7 @@ def _noise(args: argparse.Namespace, team: Workers) -> Outcome:
 def _run(args: argparse.Namespace, team: Workers) -> Outcome:
     """By guesses which canaries were trained on (Steinke, Nasr and Jagielski 2023); their number is fixed before."""
     scores, inside = one_run.canary_scores(args.run)
-    claimed, delta = _claimed(Path(args.run), args.delta)
+    claimed, delta, terms = _claimed(Path(args.run), args.delta)
     guesses, right = bounds.count_guesses(scores, inside, max(1, len(scores) // 4))
     epsilon = bounds.one_run_epsilon(len(scores), guesses, right, delta, args.confidence)
     is_refuted = claimed is not None and epsilon > claimed
@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace, team: Workers) -> Outcome:
         f"{len(scores)} canaries, {int(inside.sum())} of them trained on",
         "claim: none, the run is not private"
         if claimed is None
-        else f"claim: epsilon {claimed:.6g} at delta {delta:g}",
+        else f"claim: epsilon {claimed:.6g} at delta {delta:g} ({'; on condition: '.join(terms)})",
         f"found: {right} of {guesses} guesses were right, epsilon >= {epsilon:.4f} with confidence {args.confidence:g}",
     ]
     if claimed is not None:
@@ -137,19 +137,20 @@ def _run(args: argparse.Namespace, team: Workers) -> Outcome:
     return Outcome(lines, _data(args, team, **found, claimed=finite, is_refuted=is_refuted), is_refuted)
 
 
-def _claimed(folder: Path, delta: float | None) -> tuple[float | None, float]:
-    """The ε that a run claims, and its δ; None for one that is not private."""
+def _claimed(folder: Path, delta: float | None) -> tuple[float | None, float, list[str]]:
+    """The ε that a run claims, None for one that is not private; its δ; its neighbours and conditions."""
     if Config(**read_file(folder / "config.yaml")).private == "off":
-        return None, DELTA if delta is None else delta
+        return None, DELTA if delta is None else delta, []
     file = folder / "privacy_card.json"
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
         epsilon, of = float(card["epsilon"]), float(card["delta"])
+        terms = [str(card["neighbours"]), *map(str, card["conditions"])]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a privacy card: {type(error).__name__}") from None
     if delta not in (None, of):
         raise ValueError(f"delta must be that of the card, {of:g}, got {delta:g}")
-    return epsilon, of
+    return epsilon, of, terms
 
 
 def _title(setup: Setup, team: Workers) -> str:

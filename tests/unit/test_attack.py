@@ -154,6 +154,24 @@ def test_a_shadow_on_other_data(target, tmp_path) -> None:
     assert shadows.on_task(attacked, tmp_path, "atis", "there").task == "atis"
 
 
+def test_a_shadow_does_not_teach_of_the_targets_utterances(target, tmp_path, monkeypatch) -> None:
+    """Equal ones may be in both corpora; only the others are learned from."""
+    attacked = open_run(target)
+    attacker, learned = Attacker(attacked, tmp_path), []
+    own = {utterance.words for utterance in attacked.data.corpus}
+    train, test = attacked.data.rows.train[:3], attacked.data.rows.test[:3]
+    said = [attacked.data.corpus[row] for row in [*train, *test]]
+    fresh = [replace(one, words=(f"new{number}", *one.words[1:])) for number, one in enumerate(said)]
+    mixed = Data(
+        Corpus(said[:3] + fresh[:3] + said[3:] + fresh[3:]), rows([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]), ()
+    )
+    monkeypatch.setattr(attacker, "_view", lambda parts, run, some: learned.extend(some) or attacker._seen)
+    monkeypatch.setattr("mia.attack.membership", lambda features, members, *_: members)
+    attacker.shadow(replace(attacked, data=mixed))
+    assert learned
+    assert not {mixed.corpus[row].words for row in learned} & own
+
+
 def test_a_private_target_has_private_shadows(tmp_path) -> None:
     """The micro-batches of two workers become those of one."""
     run(tiny(tmp_path / "run", epochs=1))

@@ -141,7 +141,8 @@ def test_a_private_run_beside_its_claim(folder, capsys, tmp_path) -> None:
     assert audit(["run", "--run", str(folder), "--json", str(tmp_path / "found.json")]) == 0
     shown = capsys.readouterr().out
     card = json.loads((folder / "privacy_card.json").read_text())
-    assert f"claim: epsilon {card['epsilon']:.6g} at delta 0.0005" in shown
+    terms = "; on condition: ".join([card["neighbours"], *card["conditions"]])
+    assert f"claim: epsilon {card['epsilon']:.6g} at delta 0.0005 ({terms})" in shown
     assert "verdict: the claim stands" in shown
     assert json.loads((tmp_path / "found.json").read_text())["claimed"] == card["epsilon"]
 
