@@ -63,18 +63,20 @@ def watch(log: Path, kill: dict[str, Any] | None) -> None:
     Training._step, PrivateOptimizer._update, checkpoints.save_weights = step, paid, saving
 
 
-def run(number: int, job: dict[str, Any], log: Path, shown: bool) -> None:
-    """One job, whose output goes to a file unless it is to be shown."""
+def run(number: int, job: dict[str, Any], log: Path) -> None:
+    """One job, whose output goes to a file, and its last word to another: two workers' mix in a launcher's output."""
     originals = Training._step, PrivateOptimizer._update, checkpoints.save_weights
     terminal = os.dup(1), os.dup(2)
     sys.stdout.flush()
-    if not shown:
-        output = os.open(log / f"{number}-{RANK}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+    output = os.open(log / f"{number}-{RANK}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     watch(log / f"steps-{number}.log", job["kill"])
     try:
         train.main(job["arguments"])
+    except SystemExit as ended:
+        (log / f"error-{number}-{RANK}.txt").write_text(str(ended.code), encoding="utf-8")
+        raise
     finally:
         sys.stdout.flush()
         os.dup2(terminal[0], 1)
@@ -88,7 +90,7 @@ def forked(number: int, job: dict[str, Any], log: Path) -> None:
     if process == 0:
         code = 1
         try:
-            run(number, job, log, shown=False)
+            run(number, job, log)
             code = 0
         finally:
             os._exit(code)
@@ -110,7 +112,7 @@ def main(plan: dict[str, Any]) -> None:
         if plan["fork"]:
             forked(number, job, Path(plan["log"]))
         else:
-            run(number, job, Path(plan["log"]), shown=job.get("shown", False))
+            run(number, job, Path(plan["log"]))
 
 
 if __name__ == "__main__":
