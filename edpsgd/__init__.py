@@ -4,7 +4,9 @@ from edpsgd.bounds import Bound, Report
 from edpsgd.budget import Budget, BudgetExhausted
 from edpsgd.checks import check_model
 from edpsgd.clipping import FirstStepNorms
+from edpsgd.cohorts import ClippedDenominator, FixedDenominator, FixedSizeUsers, PoissonUsers
 from edpsgd.events import Event, LedgerError
+from edpsgd.federated import FedAvg, Federated, FedSGD
 from edpsgd.ledger import Ledger
 from edpsgd.noise import ExponentialDecay, LinearDecay
 from edpsgd.optimizer import PrivateOptimizer
@@ -16,14 +18,21 @@ __all__ = [
     "Bound",
     "Budget",
     "BudgetExhausted",
+    "ClippedDenominator",
     "Collate",
     "Event",
     "ExponentialDecay",
+    "FedAvg",
+    "FedSGD",
+    "Federated",
     "FirstStepNorms",
+    "FixedDenominator",
+    "FixedSizeUsers",
     "Ledger",
     "LedgerError",
     "LinearDecay",
     "PoissonBatches",
+    "PoissonUsers",
     "PrivateOptimizer",
     "Report",
     "ShuffledBatches",

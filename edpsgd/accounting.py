@@ -141,20 +141,80 @@ def moments_epsilon(
         >>> round(moments_epsilon(1.0, 1e-3, rounds=1, delta=1e6**-1.1), 2)
         1.17
     """
-    _check_delta(delta)
     if not (_is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf):
         raise ValueError(f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}")
-    z = float(noise_multiplier)
     _check_sampling(sampling_rate, rounds, "rounds")
+    return moments_of([Steps(float(noise_multiplier), float(sampling_rate), rounds)], delta, max_order)
+
+
+def moments_of(steps: Sequence[Steps], delta: float, max_order: int = 32) -> float:
+    """The same for any steps."""
+    _check_delta(delta)
     if isinstance(max_order, bool) or not isinstance(max_order, int) or max_order < 1:
         raise ValueError(f"max_order must be an int >= 1, got {max_order!r}")
-    if z == 0:
+    if any(s.noise_multiplier == 0 for s in steps):
         return math.inf
     orders = np.arange(1, max_order + 1)
     accountant = rdp.RdpAccountant(orders + 1)  # α(λ) is λ times the Rényi divergence of order λ + 1
-    event = dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(z))
-    accountant.compose(event, rounds)
+    for s in steps:
+        event = dp_accounting.GaussianDpEvent(s.noise_multiplier)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(s.sampling_rate, event), s.number)
     return float(np.min(accountant.rdp + math.log(1 / delta) / orders))
+
+
+# -------------------------------------------------------------------- rounds of a fixed size
+
+
+def fixed_size_epsilon(steps: Sequence[Steps], delta: float) -> float:
+    """ε of rounds of a fixed size, drawn without replacement, for replacing one unit; by Rényi divergences.
+
+    The sampling rate is the share of all units in a round, and the noise multiplier relative to how far replacing one
+    can move the sum, twice the clip norm.
+
+    Example:
+        >>> round(fixed_size_epsilon([Steps(1.0, 0.01, 1000)], delta=1e-6), 2)
+        4.02
+    """
+    _check_delta(delta)
+    whole = gaussian_epsilon(_repeated(steps), delta)  # without sampling
+    if any(s.number and s.noise_multiplier < _LEAST_NOISE for s in steps):
+        return whole
+    divergences = [s.number * np.array(_divergences(s.noise_multiplier, s.sampling_rate)) for s in steps]
+    return min(float(rdp.compute_epsilon(_RDP_ORDERS, np.sum(divergences, axis=0), delta)[0]), whole) if steps else 0.0
+
+
+@lru_cache(maxsize=256)
+def _divergences(noise_multiplier: float, sampling_rate: float) -> tuple[float, ...]:
+    """Of one round, at all orders."""
+    accountant = rdp.RdpAccountant(_RDP_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    all_units = 10**12
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        all_units, min(all_units, math.ceil(sampling_rate * all_units)), dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+    accountant.compose(event)
+    return tuple(float(value) for value in accountant.rdp)
+
+
+def calibrate_fixed_size(target_epsilon: float, delta: float, sampling_rate: float, rounds: int) -> float:
+    """The noise multiplier with which so many rounds of a fixed size reach a target ε, never more.
+
+    Example:
+        >>> z = calibrate_fixed_size(4.0, 1e-6, sampling_rate=0.01, rounds=1000)
+        >>> 3.99 < fixed_size_epsilon([Steps(z, 0.01, 1000)], 1e-6) <= 4.0
+        True
+    """
+    _check_calibration(target_epsilon, delta, sampling_rate, rounds, "exact")
+
+    def epsilon(z: float) -> float:
+        return fixed_size_epsilon([Steps(z, float(sampling_rate), rounds)], delta)
+
+    z = _approach(
+        _z_in_the_limit(_mu_for(target_epsilon, delta), np.ones(1), sampling_rate, rounds),
+        epsilon,
+        0.998 * target_epsilon,
+        target_epsilon,
+    )
+    return _settle(z, epsilon, target_epsilon)
 
 
 # -------------------------------------------------------------------- calibration

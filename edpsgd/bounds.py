@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_UP, Decimal
 from typing import Any
 
 from edpsgd import accounting
-from edpsgd.events import Event, LedgerError
+from edpsgd.events import Event, LedgerError, family
 from edpsgd.pld import Composition, Steps
 
 _UNVOUCHED = (
@@ -91,12 +91,16 @@ def bound(
         runs: the settings of the runs that wrote the events.
         composition: what an earlier call with the first of these events has computed, to be faster.
     """
-    charged = _charged(events)
-    if _batching(charged) == "poisson":
+    charged, unit = _charged(events), _unit(runs)
+    batching, conditions = _batching(charged), _conditions(events, runs)
+    if batching == "poisson":
         epsilon = accounting.compose(_steps(charged), delta, composition)
-        return Bound(epsilon, delta, "PLD, Poisson sampling", "add or remove one example", _conditions(events, runs))
+        return Bound(epsilon, delta, "PLD, Poisson sampling", f"add or remove one {unit}", conditions)
+    if batching == "fixed_size":
+        epsilon = accounting.fixed_size_epsilon(_steps(charged), delta)
+        return Bound(epsilon, delta, "RDP, rounds of a fixed size", f"replace one {unit}", conditions)
     epsilon = accounting.gaussian_epsilon(_passes(charged), delta)
-    return Bound(epsilon, delta, "exact Gaussian", _neighbours(runs), _conditions(events, runs))
+    return Bound(epsilon, delta, "exact Gaussian", _neighbours(runs), conditions)
 
 
 def report(
@@ -109,17 +113,29 @@ def report(
     charged, first = _charged(events), bound(events, delta, runs, composition)
     worst = accounting.gaussian_epsilon(_every_step(charged), delta)
     others = tuple(condition for condition in first.conditions if condition != _UNVOUCHED)
-    last = Bound(worst, delta, "exact Gaussian, every example in every step", first.neighbours, others)
-    if _batching(charged) == "poisson":
-        epsilon = accounting.rdp_epsilon(_steps(charged), delta)
-        return Report((first, replace(first, epsilon=epsilon, method="RDP, Poisson sampling"), last))
+    last = Bound(worst, delta, f"exact Gaussian, every {_unit(runs)} in every step", first.neighbours, others)
+    batching = _batching(charged)
+    if batching == "shuffled":
+        return Report((first, *_of_passes(charged, delta, first, runs), last))
+    if batching == "fixed_size":
+        return Report((first, last))
+    bounds = [replace(first, epsilon=accounting.rdp_epsilon(_steps(charged), delta), method="RDP, Poisson sampling")]
+    if _unit(runs) == "user":
+        moments = accounting.moments_of(_steps(charged), delta)
+        bounds.append(replace(first, epsilon=moments, method="moments accountant, as in McMahan et al. 2018"))
+    return Report((first, *bounds, last))
+
+
+def _of_passes(
+    charged: Sequence[Event], delta: float, first: Bound, runs: Sequence[Mapping[str, Any]]
+) -> Iterator[Bound]:
+    """What else is to be said of passes in which every example is in one step."""
     passes = _passes(charged)
     zcdp = accounting.zcdp_epsilon(accounting.zcdp_rho(passes), delta)
-    bounds = [first, Bound(zcdp, delta, "zCDP, as in the paper", first.neighbours, first.conditions)]
+    yield Bound(zcdp, delta, "zCDP, as in the paper", first.neighbours, first.conditions)
     if _has_single_examples(runs):
         replaced = accounting.gaussian_epsilon([z / 2 for z in passes], delta)
-        bounds.append(Bound(replaced, delta, "exact Gaussian", "replace one example", first.conditions))
-    return Report((*bounds, last))
+        yield Bound(replaced, delta, "exact Gaussian", "replace one example", first.conditions)
 
 
 def _charged(events: Sequence[Event]) -> list[Event]:
@@ -131,16 +147,24 @@ def _is_raw(event: Event) -> bool:
     return event.kind == "layer_norms" and event.noise_multiplier == 0
 
 
+def _unit(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Whom the statement is about: a user with all their examples, or an example."""
+    users = {run.get("unit") == "user" for run in runs}
+    if len(users) > 1:
+        raise LedgerError("steps on users and steps on examples in one ledger cannot be accounted together")
+    return "user" if True in users else "example"
+
+
 def _batching(charged: Sequence[Event]) -> str:
-    kinds = {e.batching for e in charged if e.kind == "gradients"}
-    unknown = kinds - {"shuffled", "poisson", "unvouched"}
+    families = {family(e.batching) for e in charged if e.kind == "gradients"} or {"shuffled"}
+    unknown = families - {"shuffled", "poisson", "fixed_size"}
     if unknown:
         raise LedgerError(f"the ledger holds batching that cannot be accounted for: {', '.join(sorted(unknown))}")
-    if "poisson" in kinds and len(kinds) > 1:
+    if len(families) > 1:
         raise LedgerError(
             "Poisson and other batches in one ledger speak of different neighbours and cannot be accounted together"
         )
-    return "poisson" if "poisson" in kinds else "shuffled"
+    return families.pop()
 
 
 def _passes(charged: Sequence[Event]) -> list[float]:
@@ -154,7 +178,7 @@ def _every_step(charged: Sequence[Event]) -> list[float]:
 
 
 def _steps(charged: Sequence[Event]) -> list[Steps]:
-    """Poisson-sampled steps; measured scales are charged without amplification."""
+    """Sampled steps; measured scales are charged without amplification."""
     return [
         Steps(_noise(e), e.sampling_rate if e.kind == "gradients" and e.sampling_rate else 1.0, e.steps)
         for e in charged
@@ -180,7 +204,7 @@ def _conditions(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> t
         _UNVOUCHED: word,
         _SEEDED: any(run.get("seeded") for run in runs),
         _SEEDED_SAMPLING: any(
-            (run.get("batches") or {}).get("seeded") and (run["batches"]["kind"] == "poisson") for run in runs
+            (run.get("batches") or {}).get("seeded") and run["batches"]["kind"] != "shuffled" for run in runs
         ),
     }
     return tuple(text for text, applies in conditions.items() if applies)

@@ -32,6 +32,10 @@ _MEANING = {
     "added or removed.",
     "replace or blank one example": "Two data sets are neighbours if they have the same size and differ in one "
     "example: it is replaced by any other, or blanked, so that it contributes nothing.",
+    "add or remove one user": "Two data sets are neighbours if one has one user more than the other, with all that "
+    "belongs to this user.",
+    "replace one user": "Two data sets are neighbours if they have the same number of users and differ in one of them: "
+    "all that belongs to this user is replaced by anything else.",
     "blank one example": "Two data sets are neighbours if they have the same size and one example of the first is "
     "blank in the second: it contributes nothing. To replace one is a larger change, with its own line in the table.",
 }
@@ -43,7 +47,7 @@ _ALWAYS_OPEN = (
 )
 _RAW = "the layer scales: raw norms of the first private gradients, released without noise"
 _SEEDED = "anybody who knows the seed of the noise: to them the noise is no protection"
-_SEEDED_DRAWS = "anybody who knows the seed of the Poisson draws: to them the sampling is no protection"
+_SEEDED_DRAWS = "anybody who knows the seed of the random draws: to them the sampling is no protection"
 _METRICS = "the metrics in this card, as far as they were measured on private data"
 _OWN = (_RAW, _SEEDED, _SEEDED_DRAWS, _METRICS, *_ALWAYS_OPEN)
 
@@ -155,7 +159,7 @@ def make(
         "delta": float(delta),
         "method": bound.method,
         "neighbours": bound.neighbours,
-        "unit": f"One example, in language data one utterance. {_MEANING.get(bound.neighbours, bound.neighbours)}",
+        "unit": f"{_unit(run)} {_MEANING.get(bound.neighbours, bound.neighbours)}",
         "conditions": list(bound.conditions),
         "bounds": [_bound_entry(b) for b in bounds],
         "facts": facts(run, released),
@@ -223,15 +227,21 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _not_covered(runs: Sequence[Mapping[str, Any]], released: Sequence[Event], has_metrics: bool) -> list[str]:
-    poisson = [run["batches"] for run in runs if (run.get("batches") or {}).get("kind") == "poisson"]
+    sampled = [run["batches"] for run in runs if (run.get("batches") or {}).get("kind") in ("poisson", "fixed_size")]
     raw = any(e.kind == "layer_norms" and e.noise_multiplier == 0 for e in released)
     applies = {
         _RAW: raw or any(is_raw(run.get("layer_scaling")) for run in runs),
         _SEEDED: any(run.get("seeded") for run in runs),
-        _SEEDED_DRAWS: any(batches.get("seeded") for batches in poisson),
+        _SEEDED_DRAWS: any(batches.get("seeded") for batches in sampled),
         _METRICS: has_metrics,
     }
     return [*(text for text, does in applies.items() if does), *_ALWAYS_OPEN]
+
+
+def _unit(run: Mapping[str, Any]) -> str:
+    if run.get("unit") == "user":
+        return "One user: all examples of one person, however many."
+    return "One example, in language data one utterance."
 
 
 def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -151,6 +151,8 @@ def check_books(batches: object, budget: object, unit: str, ledger: object, coll
         raise ValueError(f"ledger must be None or a path, got {ledger!r}")
     if budget is not None and not isinstance(budget, Budget):
         raise ValueError(f"budget must be None or edpsgd.Budget(epsilon, delta), got {budget!r}")
+    if batches is None and unit == "user":
+        raise ValueError("unit='user' needs batches: PoissonUsers or FixedSizeUsers")
     if batches is None:
         return
     if not isinstance(batches, Batches):
@@ -159,7 +161,8 @@ def check_books(batches: object, budget: object, unit: str, ledger: object, coll
     if not batches.fits(unit):
         raise ValueError(
             f"unit={unit!r} does not fit the sampler: with unit='example' use PoissonBatches(unit='example') or "
-            "ShuffledBatches(batch_size=1), with unit='micro_batch' PoissonBatches(unit='micro_batch')"
+            "ShuffledBatches(batch_size=1), with unit='micro_batch' PoissonBatches(unit='micro_batch'), with "
+            "unit='user' PoissonUsers or FixedSizeUsers"
         )
 
 

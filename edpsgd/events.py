@@ -21,8 +21,9 @@ class Event:
         steps: how many steps were released or, before a crash, reserved.
         batching: who says what the steps have in common. "shuffled": a sampler vouches that no example is in two of
             them. "poisson": a sampler vouches that every example joins each with probability ``sampling_rate``.
-            "unvouched": as shuffled, by the user's word.
-        sampling_rate: of Poisson sampling.
+            "fixed_size": a sampler vouches that each has a share ``sampling_rate`` of all units, drawn without
+            replacement. "unvouched": as shuffled, by the user's word.
+        sampling_rate: of Poisson sampling and of rounds of a fixed size.
     """
 
     kind: str
@@ -31,3 +32,8 @@ class Event:
     steps: int = 0
     batching: str = "unvouched"
     sampling_rate: float | None = None
+
+
+def family(batching: str) -> str:
+    """Batches of one family speak of the same neighbours, and can be accounted together."""
+    return "shuffled" if batching == "unvouched" else batching

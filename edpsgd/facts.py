@@ -14,7 +14,7 @@ from edpsgd.events import Event
 def facts(run: Mapping[str, Any], released: Sequence[Event]) -> dict[str, str]:
     """Sampling, noise, clipping, layer scales and trust, in plain words."""
     return {
-        "Sampling": _sampling(run.get("batches"), released),
+        "Sampling": _sampling(run, released),
         "Noise": _noise(run, released),
         "Clipping": _clipping(run),
         "Layer scales": _scales(run.get("layer_scaling")),
@@ -22,7 +22,8 @@ def facts(run: Mapping[str, Any], released: Sequence[Event]) -> dict[str, str]:
     }
 
 
-def _sampling(batches: Mapping[str, Any] | None, released: Sequence[Event]) -> str:
+def _sampling(run: Mapping[str, Any], released: Sequence[Event]) -> str:
+    batches = run.get("batches")
     if not batches:
         told = any(e.epoch is not None for e in released if e.kind == "gradients")
         word = (
@@ -37,6 +38,8 @@ def _sampling(batches: Mapping[str, Any] | None, released: Sequence[Event]) -> s
     per_step = batches.get("micro_batches")
     common = f"{batches.get('examples')} examples, {batches.get('steps_per_epoch')} steps in an epoch"
     split = "every example a micro-batch of its own" if per_step is None else f"{per_step} micro-batches per worker"
+    if run.get("unit") == "user":
+        return _rounds(batches, vouched)
     if batches.get("kind") == "poisson":
         rate = batches.get("sampling_rate") or math.nan
         return (
@@ -47,6 +50,16 @@ def _sampling(batches: Mapping[str, Any] | None, released: Sequence[Event]) -> s
         f"Shuffled: every example is in one step of an epoch, in a new order each time; {vouched}. "
         f"{common}, {split} in a step, of {size} examples each."
     )
+
+
+def _rounds(batches: Mapping[str, Any], vouched: str) -> str:
+    rate, users = batches.get("sampling_rate") or math.nan, batches.get("examples")
+    weights = f" A user's weight is {batches.get('weights')}; {batches.get('denominator')}."
+    if batches.get("kind") == "poisson":
+        drawn = f"Poisson: every one of {users} users joins every round with probability {rate:.6g}, independently"
+    else:
+        drawn = f"Rounds of a fixed size: {batches.get('cohort')} of {users} users, drawn without replacement"
+    return f"{drawn}; {vouched}.{weights}"
 
 
 def _noise(run: Mapping[str, Any], released: Sequence[Event]) -> str:
@@ -71,6 +84,7 @@ def _clipping(run: Mapping[str, Any]) -> str:
     each = {
         "micro_batch": "The average gradient of a micro-batch is clipped, and one example can move it across the ball",
         "example": "The gradient of every example is clipped by itself",
+        "user": "The update of every user is clipped by itself",
     }.get(str(run.get("unit")), "What is clipped was not recorded")
     divisor = f" The sum is divided by {run['divisor']}, a public number." if run.get("divisor") else ""
     rounded = f" Gradients travel as {run['compression']}." if run.get("compression") else ""

@@ -22,7 +22,7 @@ from typing import Any
 
 from edpsgd import bounds
 from edpsgd.bounds import Bound, Report
-from edpsgd.events import Event, LedgerError
+from edpsgd.events import Event, LedgerError, family
 from edpsgd.ledger_file import LedgerFile, read_records
 from edpsgd.pld import Composition
 
@@ -85,7 +85,7 @@ class Ledger:
     def open_epoch(self, epoch: int | None, batching: str = "unvouched", sampling_rate: float | None = None) -> None:
         """Opens an event for the steps to come, also for an epoch that was seen before."""
         others = {e.batching for e in self.events if e.kind == "gradients" and e.steps}
-        if others and ("poisson" in others) != (batching == "poisson"):
+        if any(family(other) != family(batching) for other in others):
             raise LedgerError(
                 f"the ledger holds {' and '.join(sorted(others))} batches, and {batching} ones speak of other "
                 "neighbours: they cannot be accounted together. Use a new ledger, with an ε of its own"

@@ -39,7 +39,8 @@ class PrivateOptimizer(OptimizerWrapper):
         noise_multiplier: z, the noise std over the sensitivity, in epoch 0. 0 switches the noise off.
         noise_decay: None, ``LinearDecay(tau)``, ``ExponentialDecay(tau)`` or any callable epoch -> factor > 0.
         clipping: "flat" clips the whole gradient by one factor, "per_layer" each parameter tensor by its own.
-        unit: "micro_batch", or "example" if every micro-batch holds exactly one example: half the sensitivity.
+        unit: "micro_batch", "example" if every micro-batch holds exactly one example: half the sensitivity; or "user",
+            which ``edpsgd.Federated`` is for.
         layer_scaling: None, public scales by parameter name, or ``FirstStepNorms(...)``.
         noise: "calibrated" for the noise that the multiplier promises, or "paper" for the published algorithm, whose
             real multiplier is smaller and is what the ledger records.
@@ -122,8 +123,10 @@ class PrivateOptimizer(OptimizerWrapper):
                 noise=noise,
                 noise_placement=noise_placement,
                 seed=seed,
-                divisor=divisor if batches is None or unit != "example" else divisor or batches.expected_batch,
+                divisor=divisor if batches is None or unit == "micro_batch" else divisor or batches.expected_batch,
                 compression=compression,
+                reach=1.0 if batches is None else batches.reach,
+                neighbours_of_unit="add/remove or zero-out" if batches is None else batches.neighbours,
             )
             check_compression(self._collective, compression)
             self._set_up()
@@ -153,6 +156,17 @@ class PrivateOptimizer(OptimizerWrapper):
     def epoch(self) -> int | None:
         """What set_epoch said last."""
         return self._epoch
+
+    @property
+    def clip_norm(self) -> float:
+        """C. It may be changed between two steps, alike on all workers: the noise follows, so that ε stays as it is."""
+        return self._settings.clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, clip_norm: float) -> None:
+        if self._closed:
+            raise RuntimeError("clip_norm was set between accumulate() and step(): finish the step first")
+        self._settings = replace(self._settings, clip_norm=clip_norm)
 
     @property
     def clip_fraction(self) -> float:
@@ -329,6 +343,7 @@ class PrivateOptimizer(OptimizerWrapper):
             "the step counter": number,
             "the epoch": self._epoch,
             "the noise multiplier": self._noise_multiplier,
+            "the clip norm": self.clip_norm,
             "the trained parameters": self._layers.description,
             "whether the step may be taken": "yes" if refusal is None else f"no, {refusal}",
         }
@@ -414,6 +429,7 @@ class PrivateOptimizer(OptimizerWrapper):
             "step": self._steps,
             "scales": self._measured,
             "discarded": self.discarded,
+            "clip_norm": float(self.clip_norm),
             **self._books.state_dict(),
         }
         return state if self._settings.seed is None else {**state, "seed": self._settings.seed}
@@ -423,7 +439,8 @@ class PrivateOptimizer(OptimizerWrapper):
             raise ValueError(f"the state has format {state.get('format')!r}, this version reads 1")
         self._books.load_state_dict(state)
         was_seeded = self._settings.seed is not None
-        self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
+        kept = {name: state[name] for name in ("seed", "clip_norm") if name in state}
+        self._settings = replace(self._settings, **kept)
         if self._settings.seed is not None and not was_seeded:
             self.ledger.begin_run(self._run(self.batches), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
         self._books.resume()

@@ -32,7 +32,9 @@ class Batches(Sampler[list[int]]):
         examples: size of the whole data set, over all workers; public.
         micro_batches: how many batches a worker draws for a step, None if each example of the draw is one.
         steps_per_epoch: public, and the same on all workers.
-        sampling_rate: of Poisson sampling, else None.
+        sampling_rate: of Poisson sampling and of rounds of a fixed size, else None.
+        reach: how many clip norms one example or user can move a step's sum.
+        neighbours: the pairs of data sets for which it is that far.
         position: how many steps of this epoch the optimizer has taken.
         passes: how often set_epoch was called, also before a checkpoint.
         moves: how often set_epoch or load_state_dict was called on this object.
@@ -40,6 +42,8 @@ class Batches(Sampler[list[int]]):
 
     kind: str
     sampling_rate: float | None = None
+    reach: float = 1.0
+    neighbours: str = "add/remove or zero-out"
     micro_batches: int | None
     steps_per_epoch: int
     _iteration: object = None  # the one that hands out batches
@@ -60,8 +64,8 @@ class Batches(Sampler[list[int]]):
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         """Checks the arguments; what the workers must agree on, and what worker 0 tells the others."""
-        _check_count("examples", self.examples)
-        _check_count("read_ahead", self.read_ahead, least=0)
+        check_count("examples", self.examples)
+        check_count("read_ahead", self.read_ahead, least=0)
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ValueError(f"seed must be None or an int, got {self.seed!r}")
         return self.describe(), None
@@ -222,9 +226,9 @@ class ShuffledBatches(Batches):
         super().__init__(examples, read_ahead, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
-        _check_count("examples", self.examples)
-        _check_count("batch_size", self.batch_size)
-        _check_count("micro_batches", self.micro_batches)
+        check_count("examples", self.examples)
+        check_count("batch_size", self.batch_size)
+        check_count("micro_batches", self.micro_batches)
         largest_shard = math.ceil(self.examples / self._workers)
         self.steps_per_epoch = math.ceil(largest_shard / (self.batch_size * (self.micro_batches or 1)))
         return super()._prepare()[0], self._secret  # worker 0's, so that its checkpoint fits all workers
@@ -236,7 +240,7 @@ class ShuffledBatches(Batches):
 
     def fits(self, unit: str) -> bool:
         """Single examples need batches of one."""
-        return unit == "micro_batch" or self.batch_size == 1
+        return unit == "micro_batch" or (unit == "example" and self.batch_size == 1)
 
     def describe(self) -> dict[str, Any]:
         """What the ledger and the card say about it."""
@@ -310,6 +314,7 @@ class PoissonBatches(Batches):
     """
 
     kind = "poisson"
+    _units: tuple[str, ...] = ("micro_batch", "example")
     _process: int
 
     def __init__(
@@ -331,15 +336,15 @@ class PoissonBatches(Batches):
         q = self.sampling_rate
         if isinstance(q, bool) or not isinstance(q, int | float) or not 0 < q <= 1:
             raise ValueError(f"sampling_rate must be > 0 and <= 1, got {q!r}")
-        if self.unit not in ("micro_batch", "example"):
+        if self.unit not in self._units:
             raise ValueError(f"unit must be 'micro_batch' or 'example', got {self.unit!r}")
-        _check_count("micro_batches", self._slots)
-        if self.unit == "example" and self._slots != 1:
+        check_count("micro_batches", self._slots)
+        if self.unit != "micro_batch" and self._slots != 1:
             raise ValueError("micro_batches is for unit='micro_batch'; with unit='example' it follows the draw")
         self.sampling_rate = float(q)
         self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._steps is None else self._steps
-        _check_count("steps_per_epoch", self.steps_per_epoch)
-        self.micro_batches = None if self.unit == "example" else self._slots
+        check_count("steps_per_epoch", self.steps_per_epoch)
+        self.micro_batches = self._slots if self.unit == "micro_batch" else None
         self._process = os.getpid()
         return super()._prepare()  # each worker keeps its secret to itself
 
@@ -429,6 +434,7 @@ def _emptied(batch: Any) -> Any:
     raise ValueError(f"Collate cannot empty a {type(batch).__name__}: use a collate_fn that takes an empty list itself")
 
 
-def _check_count(name: str, value: object, least: int = 1) -> None:
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Refuses what is not an int, or less than it may be."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {value!r}")

@@ -38,12 +38,14 @@ class Settings:
     seed: int | None
     divisor: float | None
     compression: str | None
+    reach: float  # of one example or user, told by its sampler: how many clip norms it can move the sum
+    neighbours_of_unit: str
 
     def __post_init__(self) -> None:
         _check_number("clip_norm", self.clip_norm, 0.0, strict=True)
         _check_number("noise_multiplier", self.noise_multiplier, 0.0, strict=False)
         _check_choice("clipping", self.clipping, ("flat", "per_layer"))
-        _check_choice("unit", self.unit, ("micro_batch", "example"))
+        _check_choice("unit", self.unit, ("micro_batch", "example", "user"))
         _check_choice("noise", self.noise, ("calibrated", "paper"))
         _check_choice("noise_placement", self.noise_placement, ("sharded", "per_worker"))
         _check_choice("compression", self.compression, (None, "fp16", "bf16"))
@@ -58,14 +60,15 @@ class Settings:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.unit == "example":
+        if self.unit != "micro_batch":
             if self.divisor is None:
                 raise ValueError(
-                    "unit='example' needs divisor: the public, expected number of examples in a step over all workers"
+                    f"unit={self.unit!r} needs divisor: the public, expected number of {self.unit}s in a step over all "
+                    "workers"
                 )
             _check_number("divisor", self.divisor, 0.0, strict=True)
             if self.noise == "paper":
-                raise ValueError("noise='paper' is defined for unit='micro_batch' only, got unit='example'")
+                raise ValueError(f"noise='paper' is defined for unit='micro_batch' only, got unit={self.unit!r}")
         elif self.divisor is not None:
             raise ValueError("divisor is for unit='example'; with unit='micro_batch' it is the number of micro-batches")
         if self.compression and self.noise_placement != "per_worker" and self.noise == "calibrated":
@@ -76,13 +79,13 @@ class Settings:
 
     @property
     def sensitivity(self) -> float:
-        """How far one example can move the sum of clipped gradients (privacy.md section 2)."""
-        return self.clip_norm * (2.0 if self.unit == "micro_batch" else 1.0)
+        """How far one example or user can move the sum of clipped gradients (privacy.md section 2)."""
+        return self.clip_norm * (2.0 if self.unit == "micro_batch" else self.reach)
 
     @property
     def neighbours(self) -> str:
         """The pairs of data sets for which the sensitivity holds."""
-        return "add/remove, zero-out or replace" if self.unit == "micro_batch" else "add/remove or zero-out"
+        return "add/remove, zero-out or replace" if self.unit == "micro_batch" else self.neighbours_of_unit
 
     @property
     def first_step_norms(self) -> FirstStepNorms:

@@ -22,7 +22,7 @@ from tests.common import Bag, private, set_gradients
         ({"noise_multiplier": math.inf}, "noise_multiplier must be a finite number >= 0, got inf"),
         ({"noise_decay": 0.5}, "noise_decay must be None or a callable"),
         ({"clipping": "layer"}, "clipping must be one of 'flat', 'per_layer', got 'layer'"),
-        ({"unit": "user"}, "unit must be one of 'micro_batch', 'example', got 'user'"),
+        ({"unit": "word"}, "unit must be one of 'micro_batch', 'example', 'user', got 'word'"),
         ({"unit": "example"}, "unit='example' needs divisor"),
         ({"unit": "example", "divisor": 0}, "divisor must be a finite number > 0, got 0"),
         ({"unit": "example", "divisor": 8, "noise": "paper"}, "noise='paper' is defined for unit='micro_batch'"),

@@ -234,7 +234,7 @@ def test_what_is_never_covered_is_always_listed() -> None:
     ("changes", "batching", "in_list", "in_conditions"),
     [
         ({"seeded": True}, "shuffled", "seed of the noise", "noise comes from a given seed"),
-        ({"batches": {**POISSON, "seeded": True}}, "poisson", "seed of the Poisson draws", "batches come from a given"),
+        ({"batches": {**POISSON, "seeded": True}}, "poisson", "seed of the random draws", "batches come from a given"),
         ({"batches": {**SHUFFLED, "seeded": True}}, "shuffled", None, None),
         ({}, "unvouched", None, "no sampler vouches"),
     ],

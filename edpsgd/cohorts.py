@@ -1,0 +1,262 @@
+"""Who takes part in a round of user-level training: samplers of users, which vouch for the accounting.
+
+As with examples, user k belongs to worker k modulo the number of workers, so that adding, removing or replacing a user
+never moves another one. Names as in McMahan et al. 2018: q the sampling rate, w_k = min(n_k/ŵ, 1) the weight of a user
+with n_k examples, W the sum of all weights, S the clip norm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edpsgd.collectives import Collective
+from edpsgd.sampling import Batches, PoissonBatches, check_count
+
+
+@dataclass(frozen=True)
+class FixedDenominator:
+    """The mean update is the weighted sum over q·W, a public number: one user moves it by S/(qW) at most.
+
+    Args:
+        total_weight: W, from public knowledge; None for the number of users, which W never exceeds.
+
+    Example:
+        >>> FixedDenominator(500.0)
+        FixedDenominator(total_weight=500.0)
+    """
+
+    total_weight: float | None = None
+
+    reach = 1.0
+    follows_draw = False
+
+    def __post_init__(self) -> None:
+        _check_weight("total_weight", self.total_weight)
+
+    def weight(self, users: int) -> float:
+        """W."""
+        return users if self.total_weight is None else self.total_weight
+
+    def share(self, expected: float, drawn: float) -> float:
+        """What every contribution is multiplied by, before the sum is divided by the expected weight."""
+        return 1.0
+
+    def describe(self, expected: float) -> str:
+        """For the card."""
+        return f"the sum is divided by {expected:.6g}, whoever was drawn"
+
+
+@dataclass(frozen=True)
+class ClippedDenominator:
+    """The sum over the weight that was drawn, or over q·W_min if that is more: one user moves it by 2S/(qW_min).
+
+    Args:
+        least_weight: W_min, from public knowledge.
+
+    Example:
+        >>> ClippedDenominator(400.0).share(expected=4.0, drawn=5.0)
+        0.8
+    """
+
+    least_weight: float
+
+    reach = 2.0
+    follows_draw = True
+
+    def __post_init__(self) -> None:
+        _check_weight("least_weight", self.least_weight)
+
+    def weight(self, users: int) -> float:
+        """W_min."""
+        return self.least_weight
+
+    def share(self, expected: float, drawn: float) -> float:
+        """What every contribution is multiplied by, before the sum is divided by the expected weight."""
+        return expected / max(expected, drawn)
+
+    def describe(self, expected: float) -> str:
+        """For the card."""
+        return f"the sum is divided by the weight that was drawn, {expected:.6g} at least"
+
+
+def _check_weight(name: str, value: object) -> None:
+    if value is None and name == "total_weight":
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
+
+
+class Users(Batches):
+    """What both samplers share: weights, and how updates are averaged. Use PoissonUsers or FixedSizeUsers."""
+
+    _counts: int | Sequence[int]
+    _cap: float | None
+    _denominator: FixedDenominator | ClippedDenominator
+
+    def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
+        if not isinstance(self._denominator, FixedDenominator | ClippedDenominator):
+            raise ValueError(
+                f"denominator must be FixedDenominator() or ClippedDenominator(least_weight), got {self._denominator!r}"
+            )
+        if self._cap is not None:
+            _check_weight("weight_cap", self._cap)
+            if isinstance(self._counts, int):
+                raise ValueError("weight_cap needs the number of examples of each user: give these instead of a count")
+            if min(self._counts, default=0) < 0:
+                raise ValueError("users must be a count, or numbers of examples >= 0")
+        return super()._prepare()
+
+    def fits(self, unit: str) -> bool:
+        """Only users."""
+        return unit == "user"
+
+    @property
+    def expected_batch(self) -> float:
+        """The weight that sums are divided by, q·W or q·W_min: a public number."""
+        return (self.sampling_rate or 0.0) * self._denominator.weight(self.examples)
+
+    @property
+    def follows_draw(self) -> bool:
+        """Whether the share depends on who was drawn."""
+        return self._denominator.follows_draw
+
+    def weight(self, user: int) -> float:
+        """Of one user."""
+        return 1.0 if self._cap is None or isinstance(self._counts, int) else min(self._counts[user] / self._cap, 1.0)
+
+    def share(self, drawn: float) -> float:
+        """What contributions are multiplied by if users of this weight were drawn, over all workers."""
+        return self._denominator.share(self.expected_batch, drawn)
+
+    def describe(self) -> dict[str, Any]:
+        """What the ledger and the card say about it."""
+        weights = "1" if self._cap is None else f"the number of examples over {self._cap:g}, at most 1"
+        about = {"weights": weights, "denominator": self._denominator.describe(self.expected_batch)}
+        return {**super().describe(), **about}
+
+
+class PoissonUsers(Users, PoissonBatches):
+    """Every user joins every round with probability q, independently: sound for adding or removing one user.
+
+    Args:
+        users: how many there are, or the number of examples of each.
+        sampling_rate: q.
+        weight_cap: ŵ, the number of examples from which on a user has weight 1; None if all have weight 1.
+        denominator: how updates are averaged.
+        rounds_per_epoch: what set_epoch counts; 1/q, rounded up, if None.
+        collective: as for PrivateOptimizer.
+        seed: None for secret draws. An int repeats them, for tests: ε holds only while it is secret.
+
+    Example:
+        >>> users = PoissonUsers([10, 200, 1000], sampling_rate=0.5, weight_cap=400, collective="local")
+        >>> [users.weight(user) for user in range(3)]
+        [0.025, 0.5, 1.0]
+    """
+
+    _units = ("user",)
+
+    def __init__(
+        self,
+        users: int | Sequence[int],
+        sampling_rate: float,
+        *,
+        weight_cap: float | None = None,
+        denominator: FixedDenominator | ClippedDenominator = FixedDenominator(),  # noqa: B008 (it is frozen)
+        rounds_per_epoch: int | None = None,
+        collective: str | Collective = "auto",
+        seed: int | None = None,
+    ) -> None:
+        self._counts, self._cap, self._denominator = users, weight_cap, denominator
+        count = users if isinstance(users, int) else len(users)
+        PoissonBatches.__init__(
+            self,
+            count,
+            sampling_rate,
+            steps_per_epoch=rounds_per_epoch,
+            unit="user",
+            collective=collective,
+            seed=seed,
+        )
+
+    def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
+        prepared = super()._prepare()
+        self.reach, self.neighbours = self._denominator.reach, "add/remove"
+        return prepared
+
+
+class FixedSizeUsers(Users):
+    """Rounds of a fixed number of users, drawn without replacement: sound for replacing one user.
+
+    All workers draw the same round, and each keeps its own users of it. The accounting is looser than with
+    PoissonUsers, and replacing a user moves the sum by 2S: prefer those unless a fixed number is needed.
+
+    Args:
+        users: how many there are, or the number of examples of each.
+        cohort: users in a round, over all workers.
+        weight_cap: as in PoissonUsers.
+        denominator: as in PoissonUsers.
+        rounds_per_epoch: as in PoissonUsers.
+        collective: as for PrivateOptimizer.
+        seed: as in PoissonUsers.
+
+    Example:
+        >>> users = FixedSizeUsers(100, cohort=10, collective="local")
+        >>> [len(drawn) for drawn in users]
+        [10, 10, 10, 10, 10, 10, 10, 10, 10, 10]
+    """
+
+    kind = "fixed_size"
+    neighbours = "replace"
+    micro_batches = None
+
+    def __init__(
+        self,
+        users: int | Sequence[int],
+        cohort: int,
+        *,
+        weight_cap: float | None = None,
+        denominator: FixedDenominator | ClippedDenominator = FixedDenominator(),  # noqa: B008
+        rounds_per_epoch: int | None = None,
+        collective: str | Collective = "auto",
+        seed: int | None = None,
+    ) -> None:
+        self._counts, self._cap, self._denominator = users, weight_cap, denominator
+        self.cohort, self._rounds = cohort, rounds_per_epoch
+        super().__init__(users if isinstance(users, int) else len(users), 0, collective, seed)
+
+    def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
+        check_count("users", self.examples)
+        check_count("cohort", self.cohort)
+        if self.cohort > self.examples:
+            raise ValueError(f"cohort must be at most the number of users, {self.examples}, got {self.cohort}")
+        self.sampling_rate = self.cohort / self.examples
+        self.steps_per_epoch = math.ceil(self.examples / self.cohort) if self._rounds is None else self._rounds
+        check_count("rounds_per_epoch", self.steps_per_epoch)
+        prepared = super()._prepare()
+        self.reach = 2.0 * self._denominator.reach  # one user out and one in
+        return prepared[0], self._secret  # worker 0's, so that all workers draw the same
+
+    def describe(self) -> dict[str, Any]:
+        """What the ledger and the card say about it."""
+        return {**super().describe(), "sampling_rate": self.sampling_rate, "cohort": self.cohort}
+
+    def _epoch_key(self) -> bytes:
+        # Without a seed, steps that are run again after a checkpoint was loaded draw anew, alike on all workers.
+        what = f"pass {self.passes}" if self.seed is not None else f"pass {self.passes}, move {self.moves}"
+        return hashlib.blake2b(what.encode(), key=self._secret, digest_size=32).digest()
+
+    def _draw(self, step: int) -> list[list[int]]:
+        digest = hashlib.blake2b(f"round {step}".encode(), key=self._key, digest_size=32).digest()
+        generator = np.random.default_rng(int.from_bytes(digest, "little"))
+        chosen = generator.choice(self.examples, self.cohort, replace=False, shuffle=False)
+        return [sorted(int(user) for user in chosen if user % self._workers == self._rank)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        follow_up = hashlib.blake2b(b"copy", key=self._key, digest_size=32).digest()  # alike on all workers
+        return {**self.__dict__, "_secret": follow_up if self.seed is None else self._secret}

@@ -1,0 +1,251 @@
+"""User-level private training: DP-FedAvg and DP-FedSGD (McMahan et al. 2018) on the core of PrivateOptimizer.
+
+A round is a step whose units are users. Each drawn user trains the model on their own data; the update, clipped and
+weighted, is handed to PrivateOptimizer as if it were a gradient, which adds the noise, sums over the workers, pays the
+ledger and steps the server's optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from edpsgd import accounting, clipping
+from edpsgd.budget import Budget
+from edpsgd.checks import check_model
+from edpsgd.cohorts import Users
+from edpsgd.collectives import Collective, resolve
+from edpsgd.events import Event, LedgerError
+from edpsgd.ledger import Ledger
+from edpsgd.optimizer import PrivateOptimizer
+from edpsgd.pld import Steps
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """A user's update is what some passes of SGD over their batches make of the model.
+
+    Args:
+        learning_rate: η, of the user's SGD.
+        epochs: E, passes over the user's batches.
+
+    Example:
+        >>> FedAvg(learning_rate=0.5)
+        FedAvg(learning_rate=0.5, epochs=1)
+    """
+
+    learning_rate: float
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
+            raise ValueError(f"epochs of FedAvg must be an int >= 1, got {self.epochs!r}")
+
+    def batches(self, data: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
+        """All that the user trains on, in order."""
+        for _ in range(self.epochs):
+            yield from data()
+
+
+@dataclass(frozen=True)
+class FedSGD:
+    """A user's update is one step of SGD, on their first batch.
+
+    Args:
+        learning_rate: η.
+
+    Example:
+        >>> FedSGD(learning_rate=6.0)
+        FedSGD(learning_rate=6.0)
+    """
+
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.learning_rate)
+
+    def batches(self, data: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
+        """The one batch; none if the user has no data."""
+        for batch in data():
+            yield batch
+            return
+
+
+def _check_rate(rate: object) -> None:
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}")
+
+
+class Federated:
+    """Private training on users, one round at a time.
+
+    The server's optimizer gets the noised mean update as its gradient, with the opposite sign: SGD with a rate of 1 is
+    plain averaging; momentum and Adam work too.
+
+    Args:
+        model: what all users train. It must not change in forward (``edpsgd.check_model``).
+        server: the server's optimizer, over the model's parameters.
+        users: the PoissonUsers or FixedSizeUsers who are drawn from.
+        local: what a user does, FedAvg(...) or FedSGD(...).
+        clip_norm: S, the largest norm of a user's update. ``optimizer.clip_norm`` may be changed between rounds.
+        noise_multiplier: z, the noise's std over how far one user can move the sum: S with PoissonUsers, 2S with
+            FixedSizeUsers, and twice as much with a ClippedDenominator. 0 switches the noise off.
+        clipping: "flat", or "per_layer" for each of the m parameter tensors at S/√m.
+        noise_placement, collective, seed, ledger, budget: as for PrivateOptimizer.
+
+    Attributes:
+        optimizer: the PrivateOptimizer inside, with ledger, epsilon() and state_dict().
+
+    Example:
+        >>> from edpsgd import PoissonUsers
+        >>> model = nn.Linear(2, 1)
+        >>> server = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> users = PoissonUsers(4, sampling_rate=0.5, collective="local")
+        >>> training = Federated(model, server, users, FedAvg(0.1), clip_norm=1.0, noise_multiplier=2.0)
+        >>> training.round(lambda user: [torch.ones(3, 2)] * 5, lambda batch: model(batch).square().mean())
+        >>> training.optimizer.ledger.events[0].steps
+        1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        server: torch.optim.Optimizer,
+        users: Users,
+        local: FedAvg | FedSGD,
+        *,
+        clip_norm: float,
+        noise_multiplier: float,
+        clipping: str = "flat",
+        noise_placement: str = "sharded",
+        collective: str | Collective = "auto",
+        seed: int | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        check_model(model)
+        if not isinstance(local, FedAvg | FedSGD):
+            raise ValueError(f"local must be FedAvg(...) or FedSGD(...), got {local!r}")
+        self.model, self.users, self.local = model, users, local
+        self._collective, self._clipping = resolve(collective), clipping
+        self.optimizer = PrivateOptimizer(
+            server,
+            model.named_parameters(),
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            clipping=clipping,
+            unit="user",
+            noise_placement=noise_placement,
+            collective=self._collective,
+            seed=seed,
+            ledger=ledger,
+            batches=users,
+            budget=budget,
+        )
+        self._drawn: Iterator[list[int]] | None = None
+        self._moves = users.moves
+
+    def round(self, data: Callable[[int], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor]) -> None:
+        """One round: draws users, trains each on their own data, and updates the model with the noised mean.
+
+        Args:
+            data: the batches of a user, by number. Only this worker's users of the round are asked for. A user without
+                batches contributes nothing.
+            loss: the model's loss on a batch, a scalar.
+        """
+        drawn = self._draw()
+        share = self._share(drawn)
+        for user in drawn:
+            self._train(partial(data, user), loss, share * self.users.weight(user))
+            self.optimizer.accumulate()
+        self.optimizer.step()
+
+    def _draw(self) -> list[int]:
+        """This worker's users of the next round; epochs follow each other."""
+        epoch = self.optimizer.epoch
+        if epoch is None or self.users.position >= self.users.steps_per_epoch:
+            self.optimizer.set_epoch(0 if epoch is None else epoch + 1)
+        if self._drawn is None or self._moves != self.users.moves:
+            self._drawn, self._moves = iter(self.users), self.users.moves
+        return next(self._drawn)
+
+    def _share(self, drawn: Sequence[int]) -> float:
+        """What contributions are multiplied by; only a denominator that follows the draw asks the other workers."""
+        own = math.fsum(self.users.weight(user) for user in drawn)
+        return self.users.share(math.fsum(self._collective.gather(own)) if self.users.follows_draw else own)
+
+    def _train(self, data: Callable[[], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor], weight: float) -> None:
+        """Leaves the user's clipped and weighted update in .grad, with the opposite sign, and the model as it was."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        start = [p.detach().clone() for p in parameters]
+        try:
+            for batch in self.local.batches(data):
+                gradients = torch.autograd.grad(loss(batch), parameters, allow_unused=True, materialize_grads=True)
+                self._descend(parameters, start, gradients)
+            moved = torch._foreach_sub(start, [p.detach() for p in parameters])
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, start)
+        for parameter, difference in zip(parameters, torch._foreach_mul(moved, weight), strict=True):
+            parameter.grad = difference
+
+    @torch.no_grad()
+    def _descend(
+        self, parameters: list[torch.Tensor], start: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]
+    ) -> None:
+        """A step of SGD, then back into the ball around where the user started."""
+        torch._foreach_add_(parameters, gradients, alpha=-self.local.learning_rate)
+        moved = torch._foreach_sub(parameters, start)
+        norms = clipping.layer_norms(moved, moved[0].device)
+        clip = clipping.per_layer_factors if self._clipping == "per_layer" else clipping.flat_factor
+        factors = clip(norms, self.optimizer.clip_norm, None).expand(len(moved)).unbind()
+        for parameter, origin, difference, factor in zip(parameters, start, moved, factors, strict=True):
+            torch.addcmul(origin, difference, factor.to(difference), out=parameter)
+
+
+def as_if(ledger: Ledger, delta: float, users: int, cohort: float) -> float:
+    """The ε that the same rounds would have with more users and larger rounds, and the same noise on the mean update.
+
+    McMahan et al. 2018, section 3: a model that is trained with a small cohort tells the utility of the large run,
+    since the noise on the mean is the same; there the multiplier is larger by the ratio of the cohorts. It is for
+    planning, and no statement about the run at hand.
+
+    Args:
+        ledger: of a run with PoissonUsers.
+        delta: of the larger run.
+        users: how many there would be.
+        cohort: expected users in its rounds.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.begin_run({"unit": "user", "batches": {"examples": 1000, "kind": "poisson"}})
+        >>> ledger.open_epoch(0, "poisson", sampling_rate=0.01)
+        >>> ledger.charge(0.1)
+        >>> as_if(ledger, 1e-6, users=100_000, cohort=100) < 5 < float(ledger.epsilon(1e-6))
+        True
+    """
+    if not 0 < cohort <= users:
+        raise ValueError(f"cohort must be > 0 and at most the number of users, {users}, got {cohort!r}")
+    return accounting.compose([_larger(event, ledger, users, cohort) for event in _rounds(ledger)], delta)
+
+
+def _rounds(ledger: Ledger) -> list[Event]:
+    events = [event for event in ledger.events if event.steps]
+    if not ledger.runs or any(event.batching != "poisson" for event in events):
+        raise LedgerError("as_if is for runs with PoissonUsers")
+    return events
+
+
+def _larger(event: Event, ledger: Ledger, users: int, cohort: float) -> Steps:
+    before = (event.sampling_rate or 0.0) * ledger.runs[-1]["batches"]["examples"]
+    return Steps((event.noise_multiplier or 0.0) * cohort / before, cohort / users, event.steps)

@@ -1,0 +1,56 @@
+"""Users of a round spread over the workers: the sum is that of one process, and so is the noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from edpsgd import ClippedDenominator, FedAvg, FixedDenominator, FixedSizeUsers, PoissonUsers
+from edpsgd.collectives import resolve
+from tests.common import SIGNIFICANCE
+from tests.federation import Point, points_of, reference_round, towards, training
+
+SIZES = [0, 40, 100, 250, 0, 400, 30, 90]
+
+
+@pytest.mark.parametrize("denominator", [FixedDenominator(), ClippedDenominator(3.0)])
+@pytest.mark.parametrize("kind", ["poisson", "fixed"])
+def test_workers_share_the_users_of_a_round(denominator, kind) -> None:
+    """Compared with the reference on all users that the workers drew, each its own."""
+
+    def sampler():
+        common = {"weight_cap": 100, "denominator": denominator, "seed": 5}
+        return PoissonUsers(SIZES, 0.6, **common) if kind == "poisson" else FixedSizeUsers(SIZES, 5, **common)
+
+    workers, model, again = resolve("auto"), Point(), sampler()
+    federated = training(model, sampler(), FedAvg(0.3), clip_norm=2.0)
+    theta = [p.detach().clone() for p in model.parameters()]
+    again.set_epoch(0)
+    for own in again:
+        shares = workers.gather(own)
+        drawn = sorted(user for share in shares for user in share)
+        assert all(user % workers.size == rank for rank, share in enumerate(shares) for user in share)
+        assert kind == "poisson" or len(drawn) == 5
+        weights = {user: min(SIZES[user] / 100, 1.0) for user in drawn}
+        rate = 0.6 if kind == "poisson" else 5 / 8
+        divisor = 8 * rate if isinstance(denominator, FixedDenominator) else max(3.0 * rate, sum(weights.values()))
+        theta = reference_round(theta, weights, points_of, 0.3, 1, 2.0, False, divisor)
+        federated.round(points_of, towards(model))
+        for parameter, expected in zip(model.parameters(), theta, strict=True):
+            torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("placement", ["sharded", "per_worker"])
+def test_the_noise_of_a_round_does_not_depend_on_the_workers(placement) -> None:
+    model = Point(20_000, 5_000)
+    before = model.flat().detach().clone()
+    users = FixedSizeUsers(8, 2, seed=1)
+    federated = training(
+        model, users, FedAvg(0.1), clip_norm=2.0, noise_multiplier=1.5, noise_placement=placement, seed=7
+    )
+    federated.round(lambda user: [], towards(model))
+    noise = (model.flat().detach() - before).double() / (1.5 * 2 * 2.0 / 2)
+    low, high = chi2.ppf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], noise.numel())
+    assert low < float(noise.square().sum()) < high
+    assert len({float(value) for value in resolve("auto").gather(float(model.flat().detach().sum()))}) == 1
