@@ -32,12 +32,13 @@ def read_jsonl(path: Path, tally: Tally) -> Iterator[Record]:
 def _read_line(line: str, file: Path, number: int, tally: Tally) -> Record:
     try:
         check_text(line)
-        return _from_object(_parsed(line), tally)
+        return _from_object(parsed(line), tally)
     except Fault as fault:
         return ReadError(file, number, str(fault))
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def parsed(line: str) -> dict[str, Any]:
+    """The JSON object of a line."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -48,18 +49,19 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _from_object(value: dict[str, Any], tally: Tally) -> Utterance:
-    intent = _get(value, "intent", str).strip()
+    intent = member(value, "intent", str).strip()
     if "tokens" in value or "tags" in value:
         words, tags = _strings(value, "tokens"), _strings(value, "tags")
         if any(len(word.split()) != 1 for word in words):
             raise Fault("a token is empty or holds a blank")
     else:
-        words, tags = _from_text(_get(value, "text", str), _get(value, "slots", list))
+        words, tags = _from_text(member(value, "text", str), member(value, "slots", list))
     check_text("".join([intent, *words, *tags]))  # JSON can spell half a character
     return make(words, tags, intent, tally)
 
 
-def _get(value: Any, key: str, kind: type) -> Any:
+def member(value: Any, key: str, kind: type) -> Any:
+    """A member of a JSON object, of the right type."""
     if not isinstance(value, dict) or key not in value:
         raise Fault(f"the key {key!r} is missing")
     if not isinstance(value[key], kind) or isinstance(value[key], bool):
@@ -69,7 +71,7 @@ def _get(value: Any, key: str, kind: type) -> Any:
 
 
 def _strings(value: dict[str, Any], key: str) -> list[str]:
-    items: list[str] = _get(value, key, list)
+    items: list[str] = member(value, key, list)
     if not all(isinstance(item, str) for item in items):
         raise Fault(f"{key!r} must be a list of strings")
     return items
@@ -80,7 +82,7 @@ def _from_text(text: str, slots: list[Any]) -> tuple[list[str], list[str]]:
     words = [(match.start(), match.end()) for match in re.finditer(r"\S+", text)]
     tags = [OUTSIDE] * len(words)
     for number, slot in enumerate(slots, start=1):
-        kind, start, end = _get(slot, "type", str), _get(slot, "start", int), _get(slot, "end", int)
+        kind, start, end = member(slot, "type", str), member(slot, "start", int), member(slot, "end", int)
         if len(kind.split()) != 1:
             raise Fault(f"the type of slot {number} is empty or holds a blank")
         if not 0 <= start < end <= len(text):

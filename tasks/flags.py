@@ -1,0 +1,159 @@
+"""Settings as a frozen dataclass: defaults in it, a YAML or TOML file over them, flags over both."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import yaml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def setting(default: Any, text: str, choices: Sequence[str] = (), group: str = "") -> Any:
+    """A field: its default, what it means, what it may be, and its group in the help.
+
+    Those of the group "machine" change speed and place only, and may differ when a run goes on.
+    """
+    return field(default=default, metadata={"help": text, "choices": choices, "group": group})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the settings of all jobs can do; a job has a subclass with its fields."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            _check_type(item, getattr(self, item.name), hints[item.name])
+
+    def given(self) -> dict[str, Any]:
+        """All settings, as a configuration file has them."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    def check(self, names: Sequence[str], wanted: str, fits: Any) -> None:
+        """Refuses values that do not fit; None does."""
+        for name in names:
+            value = getattr(self, name)
+            require(value is None or fits(value), name, value, wanted)
+
+
+Kind = TypeVar("Kind", bound=Settings)
+
+
+def parse(
+    kind: type[Kind], parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> tuple[Kind, argparse.Namespace]:
+    """The settings of a command line; and what it says beside them: config, resume, dry_run."""
+    _add_all(kind, parser)
+    flags = parser.parse_args(arguments)
+    given = {item.name: getattr(flags, item.name) for item in fields(kind) if getattr(flags, item.name) is not None}
+    try:
+        settings = {**(read_file(kind, flags.config) if flags.config else {}), **given}
+        return (kind(**settings) if flags.resume is None else _resumed(kind, Path(flags.resume), settings)), flags
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def read_file(kind: type[Settings], path: str | Path) -> dict[str, Any]:
+    """Settings of a YAML or TOML file; names as in flags, with - or _."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the configuration {path}: {error}") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"the configuration {path} must be names and values")
+    hints, settings = get_type_hints(kind), {}
+    for name, value in content.items():
+        plain = str(name).replace("-", "_")
+        if plain not in hints:
+            raise ValueError(f"the configuration {path} has the unknown setting {name!r}")
+        settings[plain] = _meant(value, hints[plain])
+    return settings
+
+
+def _meant(value: Any, hint: Any) -> Any:
+    """YAML reads a bare off as False, and 1e-3 as a text."""
+    if value is False and hint is str:
+        return "off"
+    try:
+        return float(value) if isinstance(value, str) and float in (*get_args(hint), hint) else value
+    except ValueError:
+        return value
+
+
+def write_file(path: Path, config: Settings) -> None:
+    """The configuration as YAML, which read_file reads; the file is whole or not there."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(yaml.safe_dump(config.given(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _resumed(kind: type[Kind], folder: Path, given: Mapping[str, Any]) -> Kind:
+    """A run goes on with its own settings; only those of the machine may change."""
+    config = kind(**{**read_file(kind, folder / "config.yaml"), "output": str(folder)})
+    machine = {item.name for item in fields(kind) if item.metadata["group"] == "machine"} - {"output"}
+    given = {name: str(Path(value)) if name == "output" and value else value for name, value in given.items()}
+    fixed = sorted(name for name in given if name not in machine and given[name] != getattr(config, name))
+    if fixed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
+        raise ValueError(f"a run goes on with its own settings: {flags} cannot change with --resume")
+    return replace(config, **{name: value for name, value in given.items() if name in machine})
+
+
+def _add_all(kind: type[Settings], parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="settings as YAML or TOML; flags go before it")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run folder, from its last checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its ε, and train nothing")
+    groups: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for item in fields(kind):
+        name = item.metadata["group"]
+        group = groups.setdefault(name, parser.add_argument_group(name) if name not in groups else None)
+        _add(group, item, hints[item.name])
+
+
+def _add(group: Any, item: Field[Any], hint: Any) -> None:
+    flag, default = f"--{item.name.replace('_', '-')}", None if item.default is MISSING else item.default
+    text = item.metadata["help"].replace("%", "%%") + ("" if default is None else f" (default: {default})")
+    if hint is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        return
+    kind = next(t for t in (get_args(hint) or (hint,)) if t is not type(None))
+    choices = item.metadata["choices"] or None
+    metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
+    group.add_argument(flag, type=kind, choices=choices, default=None, metavar=metavar, help=text)
+
+
+def _check_type(item: Field[Any], value: Any, hint: Any) -> None:
+    """Configuration files may hold anything."""
+    kinds = get_args(hint) or (hint,)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = any(
+        (kind is float and is_number)
+        or (kind is int and is_number and isinstance(value, int))
+        or (kind in (str, bool, type(None)) and isinstance(value, kind))
+        for kind in kinds
+    )
+    choices = item.metadata["choices"]
+    if not fits or (choices and value not in choices):
+        wanted = ", ".join(choices) or " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+        raise ValueError(f"{item.name} must be {wanted}, got {value!r}")
+    require(not isinstance(value, float) or math.isfinite(value), item.name, value, "a finite number")
+
+
+def require(condition: bool, name: str, value: Any, wanted: str) -> None:
+    """Refuses a value, and says what is wanted."""
+    if not condition:
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")

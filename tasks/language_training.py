@@ -1,0 +1,128 @@
+"""The loops of a language-model job: rounds on users, or steps of plain SGD on sentences."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import edpsgd
+from edpsgd import FedAvg, Federated, FedSGD
+from models.language_model import LanguageModel
+from tasks.language_config import Config, make_users, noise_multiplier, parse_changes
+from tasks.users import UserData, Words, windows
+from tasks.workers import Workers
+
+Windows = tuple[torch.Tensor, torch.Tensor]
+_NO_CLIPPING = 1e9  # a norm that no update reaches
+
+
+class UserTraining:
+    """Rounds of DP-FedAvg or DP-FedSGD; without noise and clipping, of the plain algorithms."""
+
+    def __init__(self, config: Config, team: Workers, model: LanguageModel, data: UserData, folder: Path) -> None:
+        self._config, self._model, self._data, self._device = config, model, data, team.device
+        self._changes = parse_changes(config.clip_changes)
+        sampler = make_users(config, data, team.collective)
+        self.federated = Federated(
+            model,
+            make_optimizer(config.server, model, config.server_learning_rate),
+            sampler,
+            FedSGD(config.learning_rate)
+            if config.algorithm == "fedsgd"
+            else FedAvg(config.learning_rate, config.local_epochs),
+            clip_norm=config.clip_norm or _NO_CLIPPING,
+            noise_multiplier=noise_multiplier(config, sampler),
+            clipping=config.clipping,
+            noise_placement=config.placement,
+            collective=team.collective,
+            seed=config.seed,
+            ledger=folder / "ledger.jsonl" if config.is_private else None,
+            budget=None if config.epsilon is None else edpsgd.Budget(config.epsilon, config.delta),
+        )
+        self.optimizer = self.federated.optimizer
+
+    def step(self, number: int) -> None:
+        """One round."""
+        self.optimizer.clip_norm = self._changes.get(number, self.optimizer.clip_norm)
+        self.federated.round(self._batches, lambda batch: mean_loss(self._model, batch))
+
+    def _batches(self, user: int) -> Iterator[Windows]:
+        """A user's windows, in order."""
+        return batches(self._data.of_user(user), self._config.unroll, self._config.batch_size, self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the optimizer, with ledger and sampler."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a checkpoint was written."""
+        self.optimizer.load_state_dict(state)
+
+
+class SentenceTraining:
+    """Plain SGD, the baseline: sentences in order, of one user after the other, users in a new order every time.
+
+    If the sentences were dealt anew (--iid), this is SGD on shuffled sentences.
+    """
+
+    def __init__(self, config: Config, team: Workers, model: LanguageModel, data: UserData) -> None:
+        if team.collective.size > 1:
+            raise ValueError("--algorithm sgd is a baseline for one process: start it without a launcher")
+        self._config, self._model, self._data, self._device = config, model, data, team.device
+        self.optimizer = make_optimizer(config.server, model, config.learning_rate)
+        self._seed = secrets.randbits(62) if config.seed is None else config.seed
+        self._pass, self._order = -1, np.empty(0, np.int64)
+
+    def step(self, number: int) -> None:
+        """One step on some sentences."""
+        size, all_sentences = self._config.batch_size, len(self._data.sentences) - 1
+        places = np.arange(number * size, (number + 1) * size)
+        chosen = [self._sentence(int(place) // all_sentences, int(place) % all_sentences) for place in places]
+        self.optimizer.zero_grad()
+        for batch in batches(chosen, self._config.unroll, size * self._config.budget, self._device):
+            mean_loss(self._model, batch).backward()
+        self.optimizer.step()
+
+    def _sentence(self, turn: int, place: int) -> Words:
+        """Of a pass over all data, which has an order of its own."""
+        if turn != self._pass:
+            order = np.random.default_rng([self._seed, turn]).permutation(len(self._data))
+            bounds = [np.arange(self._data.users[k], self._data.users[k + 1]) for k in order]
+            self._pass, self._order = turn, np.concatenate(bounds)
+        at = int(self._order[place])
+        return self._data.tokens[self._data.sentences[at] : self._data.sentences[at + 1]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the optimizer, and the order of the users."""
+        return {"optimizer": self.optimizer.state_dict(), "seed": self._seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a checkpoint was written."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._seed = state["seed"]
+
+
+def batches(sentences: Sequence[Words], unroll: int, size: int, device: torch.device) -> Iterator[Windows]:
+    """The windows of some sentences, so many at a time; none if there are no words."""
+    inputs, targets = (torch.from_numpy(part) for part in windows(sentences, unroll))
+    for pair in zip(inputs.split(size), targets.split(size), strict=True):
+        if len(pair[0]):
+            yield pair[0].to(device, non_blocking=True), pair[1].to(device, non_blocking=True)
+
+
+def mean_loss(model: LanguageModel, batch: Windows) -> torch.Tensor:
+    """Mean over the words of the batch."""
+    counts = (batch[1] >= 0).sum(dim=1)
+    return (model.losses(*batch) * counts).sum() / counts.sum()
+
+
+def make_optimizer(name: str, model: LanguageModel, rate: float) -> torch.optim.Optimizer:
+    """As in Table 4 of Thakkar et al. 2021: plain, with momentum 0.9, or Adam."""
+    if name == "adam":
+        return torch.optim.Adam(model.parameters(), lr=rate)
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9 if name == "momentum" else 0.0)

@@ -1,0 +1,269 @@
+"""Texts grouped by user: numbers in three arrays, readers of two formats, held-out users, windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edpsgd.sampling import check_count
+from models.language_model import NO_TARGET
+from tasks.dictionary import BOS, EOS, Dictionary, tokenize
+from tasks.records import Fault, ReadError, check_text, lines, listed
+from tasks.user_files import member, parsed
+
+Words = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class UserData:
+    """The sentences of all users as numbers of words, without BOS and EOS.
+
+    A user may have no sentences, and a sentence no words.
+
+    Attributes:
+        tokens: all words of all sentences in a row.
+        sentences: where each sentence begins in tokens, and the end.
+        users: where each user begins in sentences, and the end.
+
+    Example:
+        >>> data = UserData.from_lists([[[5, 6], [7]], [], [[8]]])
+        >>> len(data), data.sizes().tolist(), [words.tolist() for words in data.of_user(0)]
+        (3, [3, 0, 1], [[5, 6], [7]])
+    """
+
+    tokens: Words
+    sentences: Numbers
+    users: Numbers
+
+    def __post_init__(self) -> None:
+        _check_bounds("sentences", self.sentences, "tokens", len(self.tokens))
+        _check_bounds("users", self.users, "sentences", len(self.sentences) - 1)
+
+    @classmethod
+    def from_lists(cls, users: Sequence[Sequence[Sequence[int]]]) -> UserData:
+        """From the sentences of each user."""
+        sentences = list(chain.from_iterable(users))
+        tokens = np.fromiter(chain.from_iterable(sentences), dtype=np.int32)
+        return cls(tokens, bounds_of([len(words) for words in sentences]), bounds_of([len(texts) for texts in users]))
+
+    def __len__(self) -> int:
+        return len(self.users) - 1
+
+    def sizes(self) -> Numbers:
+        """How many words each user has."""
+        return np.diff(self.sentences[self.users])
+
+    def of_user(self, k: int) -> list[Words]:
+        """The sentences of user k."""
+        if not 0 <= k < len(self):
+            raise IndexError(f"k must be from 0 to {len(self) - 1}, got {k}")
+        bounds = self.sentences[self.users[k] : self.users[k + 1] + 1].tolist()
+        return [self.tokens[start:end] for start, end in pairwise(bounds)]
+
+    def cut(self, budget: int) -> UserData:
+        """The first words of each user, at most so many; a sentence that is cut through is shortened."""
+        check_count("budget", budget)
+        owner = np.repeat(np.arange(len(self)), np.diff(self.users))
+        before = self.sentences[:-1] - self.sentences[self.users[:-1]][owner]  # words of the user before the sentence
+        kept = before < budget
+        lengths = np.minimum(np.diff(self.sentences), budget - before)[kept]
+        users = np.concatenate([[0], np.cumsum(kept)])[self.users]
+        return self._with(self.sentences[:-1][kept], lengths, users)
+
+    def select(self, users: npt.ArrayLike) -> UserData:
+        """Some users, by their numbers, in the order given."""
+        chosen = np.asarray(users if np.size(users) else np.empty(0, np.int64))
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise ValueError(f"users must be a list of whole numbers, got {chosen.ndim} dimensions of {chosen.dtype}")
+        if np.any((chosen < 0) | (chosen >= len(self))):
+            raise ValueError(f"users must be from 0 to {len(self) - 1}, got {chosen.min()} to {chosen.max()}")
+        counts = np.diff(self.users)[chosen]
+        return self._take(_ranges(self.users[chosen], counts), bounds_of(counts))
+
+    def iid(self, seed: int) -> UserData:
+        """All sentences shuffled and dealt anew, to users with the same numbers of sentences as before."""
+        return self._take(np.random.default_rng(seed).permutation(len(self.sentences) - 1), self.users)
+
+    def _take(self, order: Numbers, users: Numbers) -> UserData:
+        return self._with(self.sentences[order], np.diff(self.sentences)[order], users)
+
+    def _with(self, starts: Numbers, lengths: Numbers, users: Numbers) -> UserData:
+        """The sentences that begin there and are so long."""
+        return UserData(self.tokens[_ranges(starts, lengths)], bounds_of(lengths), users)
+
+
+def _check_bounds(name: str, bounds: Numbers, inner: str, end: int) -> None:
+    """Bounds go up from 0 to the end of what they divide."""
+    if len(bounds) == 0 or bounds[0] != 0 or bounds[-1] != end or np.any(np.diff(bounds) < 0):
+        raise ValueError(f"{name} must go up from 0 to {end}, the number of {inner}")
+
+
+def bounds_of(lengths: npt.ArrayLike) -> Numbers:
+    """Where pieces of these lengths begin, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _ranges(starts: Numbers, lengths: Numbers) -> Numbers:
+    """The numbers start, start + 1, ... of each piece, one piece after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+
+def split(data: UserData, seed: int, share: float = 0.1) -> tuple[UserData, UserData]:
+    """Training users and held-out users. A user stays on its side when others are added after it.
+
+    Args:
+        data: all users.
+        seed: another seed gives another split.
+        share: of held-out users, about; each user's number and the seed decide by a hash.
+
+    Example:
+        >>> train, test = split(UserData.from_lists([[[3]]] * 1000), seed=1)
+        >>> len(train) + len(test), 70 < len(test) < 130
+        (1000, True)
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ValueError(f"share must be >= 0 and < 1, got {share!r}")
+    key = str(seed).encode()
+    digests = b"".join(blake2b(f"user {k}".encode(), digest_size=8, key=key).digest() for k in range(len(data)))
+    is_held_out = np.frombuffer(digests, "<u8") / 2.0**64 < share
+    return data.select(np.flatnonzero(~is_held_out)), data.select(np.flatnonzero(is_held_out))
+
+
+def windows(sentences: Sequence[npt.NDArray[np.integer]], unroll: int = 10) -> tuple[Numbers, Numbers]:
+    """What a model reads and what it has to predict, in windows of `unroll` steps.
+
+    A sentence is BOS w1 ... wn, and its targets are w1 ... wn EOS. Inputs are padded with EOS, targets with -100. A
+    sentence without words gives nothing.
+
+    Args:
+        sentences: numbers of words.
+        unroll: steps of a window; a longer sentence goes on in the next one.
+
+    Returns:
+        Inputs and targets, each (number of windows, unroll).
+
+    Example:
+        >>> inputs, targets = windows([np.array([7, 8, 9])], unroll=3)
+        >>> inputs.tolist(), targets.tolist()
+        ([[1, 7, 8], [9, 2, 2]], [[7, 8, 9], [2, -100, -100]])
+    """
+    check_count("unroll", unroll)
+    spoken = [words for words in sentences if len(words)]
+    tokens = np.concatenate([np.empty(0, np.int64), *spoken])
+    lengths = np.array([len(words) for words in spoken], np.int64)
+    bounds = bounds_of(lengths // unroll + 1)  # n + 1 steps of n words, rounded up
+    starts = bounds[:-1] * unroll
+    places = _ranges(starts, lengths)
+    inputs, targets = (np.full(bounds[-1] * unroll, padding, np.int64) for padding in (EOS, NO_TARGET))
+    inputs[starts], inputs[places + 1] = BOS, tokens
+    targets[places], targets[starts + lengths] = tokens, EOS
+    return inputs.reshape(-1, unroll), targets.reshape(-1, unroll)
+
+
+# ---------------------------------------------------------------- texts and their files
+
+
+@dataclass(frozen=True)
+class RawUsers:
+    """Users with their texts, each text a sentence.
+
+    Example:
+        >>> users = RawUsers(["anna"], [["Call me!", "Now."]])
+        >>> users.numbered(Dictionary(["call", "me", "."])).tokens.tolist()
+        [3, 4, 0, 0, 5]
+    """
+
+    names: list[str]
+    texts: list[list[str]]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.texts):
+            raise ValueError(f"texts must be of as many users as names, got {len(self.texts)} for {len(self.names)}")
+
+    def numbered(self, dictionary: Dictionary) -> UserData:
+        """The words of the texts as numbers of a dictionary."""
+        parts, lengths = [np.empty(0, np.int32)], []
+        for texts in self.texts:
+            sentences = [tokenize(text) for text in texts]
+            lengths += [len(words) for words in sentences]
+            parts.append(dictionary.encode(list(chain.from_iterable(sentences))))
+        return UserData(np.concatenate(parts), bounds_of(lengths), bounds_of([len(texts) for texts in self.texts]))
+
+
+def read_shakespeare(path: str | Path) -> RawUsers:
+    """Plays: a line "SPEAKER:", the lines of the speech, a blank line. Speakers are users, lines are sentences."""
+    return _grouped(Path(path), (pair for file in listed(Path(path), "*.txt") for pair in _spoken(file)))
+
+
+def read_jsonl(path: str | Path) -> RawUsers:
+    """JSON Lines, a file or all in a folder: ``{"user": ..., "text": ...}``, each line a sentence.
+
+    The user is a string or a whole number; 7 and "7" are the same. Lines of one user may be anywhere.
+    """
+    return _grouped(Path(path), (pair for file in listed(Path(path), "*.jsonl") for pair in _listed_texts(file)))
+
+
+def write_jsonl(path: str | Path, users: RawUsers) -> None:
+    """Writes what read_jsonl reads. A user without texts leaves no line."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for name, texts in zip(users.names, users.texts, strict=True):
+            file.writelines(json.dumps({"user": name, "text": text}) + "\n" for text in texts)
+
+
+def _grouped(path: Path, pairs: Iterable[tuple[str, str]]) -> RawUsers:
+    """Users in the order of their first text."""
+    found: dict[str, list[str]] = {}
+    for name, text in pairs:
+        found.setdefault(name, []).append(text)
+    if not found:
+        raise ReadError(path, None, "there is no text of any user in it")
+    return RawUsers(list(found), list(found.values()))
+
+
+def _spoken(file: Path) -> Iterator[tuple[str, str]]:
+    speaker = ""
+    for number, line in lines(file):
+        try:
+            check_text(line)
+            if speaker and line.strip():
+                yield speaker, line.strip()
+            else:  # a line of a speech may end with a colon too, so only the first one can name a speaker
+                speaker = _speaker(line.strip())
+        except Fault as fault:
+            raise ReadError(file, number, str(fault)) from None
+
+
+def _speaker(line: str) -> str:
+    name = line.removesuffix(":")
+    if line and (name == line or not name):
+        raise Fault("a speech must begin with the name of its speaker and a colon")
+    return name
+
+
+def _listed_texts(file: Path) -> Iterator[tuple[str, str]]:
+    for number, line in lines(file):
+        try:
+            check_text(line)
+            if line.strip():
+                yield _pair(line)
+        except Fault as fault:
+            raise ReadError(file, number, str(fault)) from None
+
+
+def _pair(line: str) -> tuple[str, str]:
+    value = parsed(line)
+    user = value.get("user", "")
+    if isinstance(user, bool) or not isinstance(user, str | int):
+        raise Fault("'user' must be a string or a whole number")
+    pair = str(member(value, "user", type(user))), member(value, "text", str)
+    check_text("".join(pair))  # JSON can spell half a character
+    return pair
