@@ -29,6 +29,9 @@ class Config(Settings):
     iid: bool = setting(False, "deal all sentences anew to the training users", group="data")
     budget: int = setting(1600, "words of a user that are trained on, at most", group="data")
     held_out: float = setting(0.1, "share of the users for the test", group="data")
+    test_data: str | None = setting(
+        None, "jsonl: a file of other users for the test, instead of a share of these", group="data"
+    )
     dictionary: str = setting(
         "public",
         "public (the generator's words), a file with one word a line, text:FILE (the most frequent of a public text), "
@@ -90,6 +93,7 @@ class Config(Settings):
         self.check(("noise_multiplier", "data_seed", "seed"), "at least 0", lambda value: value >= 0)
         self.check(("held_out", "delta"), "between 0 and 1", lambda value: 0 < value < 1)
         require(self.task == "generated" or self.data is not None, "data", self.data, "the file or folder to read")
+        require(self.task == "jsonl" or self.test_data is None, "test_data", self.test_data, "for --task jsonl only")
         self._check_privacy()
 
     def _check_privacy(self) -> None:
@@ -171,7 +175,7 @@ def load(config: Config) -> Texts:
     """Reads or generates the users, and numbers their words."""
     raw = _read(config)
     dictionary = _dictionary(config, raw)
-    train, test = users.split(raw.numbered(dictionary), config.data_seed, config.held_out)
+    train, test = _split(config, raw.numbered(dictionary), dictionary)
     for name, part in (("training", train), ("test", test)):
         if not len(part.tokens):
             raise ValueError(f"the {name} users have no words: there are {len(train)} and {len(test)} users")
@@ -184,6 +188,12 @@ def _read(config: Config) -> RawUsers:
         return synthetic_users.generate(config.users, config.data_seed, config.sentences, config.words)
     read = users.read_shakespeare if config.task == "shakespeare" else users.read_jsonl
     return read(config.data or "")
+
+
+def _split(config: Config, data: UserData, dictionary: Dictionary) -> tuple[UserData, UserData]:
+    if config.test_data is None:
+        return users.split(data, config.data_seed, config.held_out)
+    return data, users.read_jsonl(config.test_data).numbered(dictionary)
 
 
 def _dictionary(config: Config, raw: RawUsers) -> Dictionary:

@@ -177,9 +177,15 @@ def load_model(folder: str | Path) -> tuple[LanguageModel, Dictionary]:
     try:
         model = LanguageModel(**json.loads((folder / MODEL).read_text(encoding="utf-8")))
         model.load_state_dict(checkpoints.load_weights(folder / WEIGHTS))
-        return model.eval(), Dictionary.load(folder / DICTIONARY)
+        dictionary = Dictionary.load(folder / DICTIONARY)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{folder} is not the run folder of a language model, or it is damaged: {error}") from None
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{folder} is not the run folder of a language model, or it is damaged: {reason}") from None
+    if len(dictionary) != model.settings()["words"]:
+        raise ValueError(
+            f"{folder}: {model.settings()['words']} words in the model, {len(dictionary)} in its dictionary"
+        )
+    return model.eval(), dictionary
 
 
 def not_covered(config: Config) -> list[str]:

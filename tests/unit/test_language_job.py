@@ -112,7 +112,11 @@ def test_files_of_users(tmp_path, capsys) -> None:
     assert load_model(tmp_path / "other")[1].words[:2] == [".", "public"]
     page = (tmp_path / "other" / "privacy_card.md").read_text(encoding="utf-8")
     assert "the dictionary: it was read" not in page
-    language_model.main([*flags, "--dictionary", str(tmp_path / "run" / "dictionary.txt"), "--dry-run"])
+    write_jsonl(tmp_path / "test.jsonl", generate(3, seed=9, sentences=4, words=30))
+    listed = [*flags, "--dictionary", str(tmp_path / "run" / "dictionary.txt"), "--dry-run"]
+    language_model.main([*listed, "--test-data", str(tmp_path / "test.jsonl")])
+    assert "40 training users" in capsys.readouterr().out
+    language_model.main(listed)
     assert "no noise, no promise" in capsys.readouterr().out
 
 
@@ -170,3 +174,7 @@ def test_damaged_folders(tmp_path) -> None:
     train(tmp_path / "run", *FEDAVG)
     with pytest.raises(SystemExit, match="holds a run"):
         train(tmp_path / "run", *FEDAVG)
+    words = (tmp_path / "run" / "dictionary.txt").read_text(encoding="utf-8")
+    (tmp_path / "run" / "dictionary.txt").write_text(words.partition("\n")[2], encoding="utf-8")
+    with pytest.raises(ValueError, match="43 words in the model, 42 in its dictionary"):
+        load_model(tmp_path / "run")

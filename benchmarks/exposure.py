@@ -1,0 +1,122 @@
+"""What the rank of a canary costs: `python -m benchmarks.exposure`, with the language model of full size.
+
+One canary of five words against random suffixes of three words after its first two. With random weights all suffixes
+cost about the same and none can be given up before its last word: the slowest case. The other case is a model that has
+learned the canary by heart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.step_time import RESULTS, machine
+from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, rank
+from mia.phrases import Canary, Configuration, make
+from mia.secret_sharer import SUFFIXES
+from models.language_model import LanguageModel
+from tasks.users import windows
+
+WORDS, LIMIT = 10_003, 600  # rows of the table; seconds that one canary may take on two cores
+
+
+def learn(model: LanguageModel, canary: Canary, steps: int = 30) -> None:
+    """Trains on nothing but the canary."""
+    inputs, targets = (torch.from_numpy(part) for part in windows([np.array(canary.words)]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model.losses(inputs, targets).sum().backward()
+        optimizer.step()
+
+
+def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> dict[str, float]:
+    """Time of one canary, and its rank."""
+    begin, processor = time.perf_counter(), time.process_time()
+    found = rank(model, canary.words, drawn)
+    return {
+        "seconds": time.perf_counter() - begin,
+        "processor_seconds": time.process_time() - processor,
+        "rank": found.rank,
+        "exposure": exposure(found.rank, found.candidates),
+    }
+
+
+def measure(suffixes: int) -> dict[str, Any]:
+    """Both cases, and the memory."""
+    torch.manual_seed(0)
+    model = LanguageModel(WORDS)
+    canary = make(WORDS, [Configuration(0.0, 0.0)], per_configuration=1, seed=0)[0]
+    drawn = random_suffixes(WORDS, suffixes, len(canary.words) - PREFIX, seed=0)
+    before = _peak()
+    unseen = one_rank(model, canary, drawn)
+    grown = _peak() - before
+    learn(model, canary)
+    return {
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "suffixes": suffixes,
+        "chunk": CHUNK,
+        "grown": grown,
+        "unseen": unseen,
+        "learned": one_rank(model, canary, drawn),
+    }
+
+
+def _peak() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def page(found: dict[str, Any]) -> str:
+    """The figures, to read."""
+    about, suffixes = found["machine"], found["suffixes"]
+    lines = [
+        "# The rank of a canary",
+        "",
+        f"`python -m benchmarks.exposure` on {about['processor']}, {about['cores']} cores, torch {about['torch']},",
+        f"threads: {found['threads']}. One canary of five words against {suffixes} random suffixes of three words",
+        f"after its first two; the language model has {found['parameters'] / 1e6:.2f} M parameters.",
+        "",
+        "| model | time | processor time | suffixes in a second | rank | exposure, bits |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case, name in (("unseen", "random weights"), ("learned", "has learned the canary by heart")):
+        row = found[case]
+        times = f"{row['seconds']:.1f} s | {row['processor_seconds']:.1f} s | {suffixes / row['seconds']:.0f}"
+        lines.append(f"| {name} | {times} | {row['rank']} | {row['exposure']:.2f} |")
+    whole = SUFFIXES * found["unseen"]["seconds"] / suffixes
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"- Memory grows by {found['grown'] / 1e6:.0f} MB, for {found['chunk']} suffixes at a time.",
+            f"- The aim: {SUFFIXES} suffixes in at most {LIMIT} s on two cores; at this speed they take {whole:.0f} s.",
+            "",
+        ]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.exposure", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--suffixes", type=int, default=SUFFIXES, metavar="N")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the report")
+    flags = parser.parse_args(arguments)
+    found = measure(flags.suffixes)
+    flags.out.mkdir(parents=True, exist_ok=True)
+    (flags.out / "exposure.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (flags.out / "exposure.md").write_text(page(found), encoding="utf-8")
+    print(page(found))
+
+
+if __name__ == "__main__":
+    main()
