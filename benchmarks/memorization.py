@@ -1,0 +1,287 @@
+"""What language models memorise of their users: `python -m benchmarks.memorization --runs RUNS`.
+
+The tables of Thakkar et al. 2021 on generated users: random phrases, the canaries, among the sentences of a few
+training users; plain SGD, FedAvg, FedAvg with clipped updates and DP-FedAvg, on users as they are and on users among
+whom all sentences were dealt anew (IID). A training or measurement that is complete is not run again, and one that was
+interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.step_time import RESULTS, machine
+from edpsgd.bounds import format_epsilon
+from mia.phrases import Configuration, insert_texts, make
+from tasks.dictionary import Dictionary
+from tasks.synthetic_users import generate, generate_words
+from tasks.users import RawUsers, write_jsonl
+
+DELTA = 1e-4
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the experiment is.
+
+    Attributes:
+        users: to train on; a tenth as many are there for the test.
+        sentences: of a user, on average.
+        words: of the dictionary.
+        size: dimension of the embeddings and width of the LSTM.
+        rates: p_u and p_e of the canaries.
+        per: canaries of each configuration.
+        cohorts: users in a round, the small and the large one.
+        rounds: of federated training.
+        batches: sentences in a step of SGD, small and large.
+        suffixes: random ones that a canary is ranked among.
+        noise: z of DP-FedAvg.
+        clip_norm: S of DP-FedAvg and of FedAvg with clipping.
+    """
+
+    users: int = 1500
+    sentences: int = 10
+    words: int = 300
+    size: tuple[int, int] = (16, 32)
+    rates: tuple[tuple[float, float], ...] = tuple((u, e) for u in (0.002, 0.006, 0.02) for e in (0.1, 0.3, 1.0))
+    per: int = 10
+    cohorts: tuple[int, int] = (50, 200)
+    rounds: int = 100
+    batches: tuple[int, int] = (8, 32)
+    suffixes: int = 100_000
+    noise: float = 2.0
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training.
+
+    Attributes:
+        tables: of the paper, in which it stands.
+        name: of the algorithm.
+        is_iid: whether sentences were dealt anew.
+        batch: sentences or users in a step.
+        steps: how many.
+        flags: of tasks.language_model, for the algorithm.
+    """
+
+    tables: tuple[int, ...]
+    name: str
+    is_iid: bool
+    batch: int
+    steps: int
+    flags: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """Where it leaves its run."""
+        kind = "iid" if self.is_iid else "users"
+        return f"{self.name.lower().replace(' ', '-')}-{kind}-{self.batch}-{self.steps}"
+
+
+def rows(scale: Scale) -> list[Row]:
+    """All trainings. "Equal rounds" is Table 1; in Table 7 all have as many passes as the large cohort makes."""
+    sgd, fedavg = ("--algorithm", "sgd", "--learning-rate", "1"), ("--learning-rate", "4")
+    clip = (*fedavg, "--clip-norm", str(scale.clip_norm))
+    private = (*clip, "--noise-multiplier", str(scale.noise))
+    small, large = scale.cohorts
+    epochs = scale.rounds * large / scale.users
+    found = []
+    for is_iid in (False, True):
+        for batch in scale.batches:
+            steps = round(epochs * scale.users * scale.sentences / batch)
+            found.append(Row((1, 7), "SGD", is_iid, batch, steps, sgd))
+        first = scale.batches[0]
+        steps = round(epochs * scale.users * scale.sentences / first)
+        slower = ("--algorithm", "sgd", "--learning-rate", "0.2", "--server", "momentum")
+        adam = ("--algorithm", "sgd", "--learning-rate", "0.002", "--server", "adam")
+        server = (*fedavg, "--server", "adam", "--server-learning-rate", "0.02")
+        found += [
+            Row((4,), "SGD momentum", is_iid, first, steps, slower),
+            Row((4,), "SGD Adam", is_iid, first, steps, adam),
+            Row((1, 4), "FedAvg", is_iid, small, scale.rounds, fedavg),
+            Row((4,), "FedAvg Adam", is_iid, small, scale.rounds, server),
+            Row((7,), "FedAvg", is_iid, small, scale.rounds * large // small, fedavg),
+            Row((1, 2, 5, 6, 7), "FedAvg", is_iid, large, scale.rounds, fedavg),
+            Row((6,), "FedAvg clipped", is_iid, large, scale.rounds, clip),
+            Row((2, 5, 6), "DP-FedAvg", is_iid, large, scale.rounds, private),
+        ]
+    return found
+
+
+# -------------------------------------------------------------------- data and runs
+
+
+def prepare(scale: Scale, runs: Path, seed: int = 0) -> None:
+    """Training users with canaries, other users for the test, the public word list and the manifest."""
+    if (runs / "canaries.json").exists():
+        return
+    runs.mkdir(parents=True, exist_ok=True)
+    dictionary = Dictionary(generate_words(scale.words))
+    everybody = generate(scale.users + scale.users // 10, seed, scale.sentences, scale.words)
+    train = RawUsers(everybody.names[: scale.users], everybody.texts[: scale.users])
+    test = RawUsers(everybody.names[scale.users :], everybody.texts[scale.users :])
+    rates = [Configuration(users, examples) for users, examples in scale.rates]
+    changed, manifest = insert_texts(train, make(len(dictionary), rates, scale.per, seed=seed), dictionary, seed)
+    write_jsonl(runs / "users.jsonl", changed)
+    write_jsonl(runs / "test.jsonl", test)
+    dictionary.save(runs / "dictionary.txt")
+    manifest.save(runs / "canaries.json", dictionary)
+
+
+def run(row: Row, scale: Scale, runs: Path) -> None:
+    """Trains and measures, unless it was done."""
+    folder = runs / row.folder
+    if not is_complete(folder):
+        is_begun = any((folder / "checkpoints").glob("step-*"))
+        flags = ["--resume", str(folder)] if is_begun else [*_flags(row, scale, runs), "--output", str(folder)]
+        _command(folder, "tasks.language_model", *flags)
+    if not (folder / "exposure.json").exists():
+        about = ["--canaries", str(runs / "canaries.json"), "--suffixes", str(scale.suffixes)]
+        _command(folder, "mia.secret_sharer", "measure", "--run", str(folder), *about)
+    print(f"{row.folder}: done", flush=True)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the training has ended."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.exists() and '"test_accuracy"' in metrics.read_text(encoding="utf-8")
+
+
+def _flags(row: Row, scale: Scale, runs: Path) -> list[str]:
+    size = "--batch-size" if row.name.startswith("SGD") else "--cohort"
+    settings = {
+        "--task": "jsonl",
+        "--data": runs / "users.jsonl",
+        "--test-data": runs / "test.jsonl",
+        "--dictionary": runs / "dictionary.txt",
+        "--dimension": scale.size[0],
+        "--hidden": scale.size[1],
+        size: row.batch,
+        "--rounds": row.steps,
+        "--checkpoint-every": max(1, row.steps // 4),
+        "--delta": DELTA,
+        "--seed": 0,
+    }
+    given = [str(part) for pair in settings.items() for part in pair]
+    return [*given, *row.flags, "--no-tensorboard", *(["--iid"] if row.is_iid else [])]
+
+
+def _command(folder: Path, *arguments: str) -> None:
+    log = folder.with_name(f"{folder.name}.log")
+    with open(log, "a", encoding="utf-8") as file:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments], stdout=file, stderr=file, env=environment, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"{folder.name} failed: see {log}")
+
+
+# -------------------------------------------------------------------- the tables
+
+
+def collect(all_rows: Iterable[Row], scale: Scale, runs: Path) -> dict[str, Any]:
+    """What the complete runs have found, JSON-ready."""
+    found = [
+        {**asdict(row), **_figures(runs / row.folder)}
+        for row in all_rows
+        if is_complete(runs / row.folder) and (runs / row.folder / "exposure.json").exists()
+    ]
+    return {"machine": machine(), "scale": asdict(scale), "delta": DELTA, "rows": found}
+
+
+def _figures(folder: Path) -> dict[str, Any]:
+    last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    measured = json.loads((folder / "exposure.json").read_text(encoding="utf-8"))["summary"]
+    kept = ("test_accuracy", "test_perplexity", "seconds", "epsilon")
+    return {**{name: last[name] for name in kept if name in last}, "memorised": measured}
+
+
+_TITLES = {
+    1: "SGD and FedAvg, users as they are and IID",
+    2: "DP-FedAvg on users as they are",
+    4: "Other optimizers",
+    5: "DP-FedAvg on IID data",
+    6: "Only clipping",
+    7: "As many passes over the data for all",
+}
+
+
+def page(found: dict[str, Any]) -> str:
+    """The tables, to read."""
+    scale, about = found["scale"], found["machine"]
+    canaries = len(scale["rates"]) * scale["per"]
+    chance = canaries / (scale["suffixes"] + 1)
+    lines = [
+        "# What language models memorise of their users",
+        "",
+        f"`python -m benchmarks.memorization`. {about['processor']}, {about['cores']} cores. {scale['users']} "
+        f"generated users with about {scale['sentences']} sentences each, dictionary of {scale['words']} words, "
+        f"embeddings of {scale['size'][0]}, LSTM of {scale['size'][1]}; {canaries} canaries of five words. RS: canaries whose last "
+        f"three words are the least perplexing among {scale['suffixes']} random ones (by chance {chance:.1g}); BS: "
+        "found by beam search from the first word. Accuracy and perplexity on other users without canaries. ε is for "
+        f"adding or removing one user, at δ = {found['delta']:g}; the seed is 0 here, so it is the ε of the same "
+        "training with a secret one. One seed each. Numbers of the tables as in Thakkar et al. 2021.",
+    ]
+    for number, title in _TITLES.items():
+        members = [row for row in found["rows"] if number in row["tables"] and _belongs(number, row)]
+        if members:
+            lines += ["", f"## Table {number}: {title}", "", *_table(members)]
+    return "\n".join(lines) + "\n"
+
+
+def _belongs(number: int, row: dict[str, Any]) -> bool:
+    """Tables 2 and 5 differ in the data alone."""
+    return number not in (2, 5) or row["is_iid"] == (number == 5)
+
+
+def _table(members: Sequence[dict[str, Any]]) -> list[str]:
+    head = ("algorithm", "data", "batch", "steps", "RS", "BS", "median exposure", "accuracy", "perplexity", "ε")
+    body = [
+        (
+            row["name"],
+            "IID" if row["is_iid"] else "users",
+            f"{row['batch']} {'sentences' if row['name'].startswith('SGD') else 'users'}",
+            str(row["steps"]),
+            str(row["memorised"]["all"]["random_sampling"]),
+            str(row["memorised"]["all"]["beam_search"]),
+            f"{row['memorised']['all']['median_exposure']:.1f}",
+            f"{row['test_accuracy']:.1%}",
+            f"{row['test_perplexity']:.1f}",
+            format_epsilon(row["epsilon"]) if "epsilon" in row else "–",
+        )
+        for row in members
+    ]
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memorization", description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs/memorization"), metavar="DIR", help="where runs go")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="trainings at a time")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only runs whose name has this")
+    flags = parser.parse_args(arguments)
+    scale = Scale()
+    prepare(scale, flags.runs)
+    chosen = [row for row in rows(scale) if flags.only in row.folder]
+    with ThreadPoolExecutor(flags.jobs) as pool:
+        list(pool.map(lambda row: run(row, scale, flags.runs), sorted(chosen, key=lambda row: -row.batch)))
+    found = collect(rows(scale), scale, flags.runs)
+    (RESULTS / "memorization.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "memorization.md").write_text(page(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
