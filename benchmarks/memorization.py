@@ -222,17 +222,18 @@ def page(found: dict[str, Any]) -> str:
     """The tables, to read."""
     scale, about = found["scale"], found["machine"]
     canaries = len(scale["rates"]) * scale["per"]
-    chance = canaries / (scale["suffixes"] + 1)
     lines = [
         "# What language models memorise of their users",
         "",
-        f"`python -m benchmarks.memorization`. {about['processor']}, {about['cores']} cores. {scale['users']} "
-        f"generated users with about {scale['sentences']} sentences each, dictionary of {scale['words']} words, "
-        f"embeddings of {scale['size'][0]}, LSTM of {scale['size'][1]}; {canaries} canaries of five words. RS: canaries whose last "
-        f"three words are the least perplexing among {scale['suffixes']} random ones (by chance {chance:.1g}); BS: "
-        "found by beam search from the first word. Accuracy and perplexity on other users without canaries. ε is for "
-        f"adding or removing one user, at δ = {found['delta']:g}; the seed is 0 here, so it is the ε of the same "
-        "training with a secret one. One seed each. Numbers of the tables as in Thakkar et al. 2021.",
+        f"`python -m benchmarks.memorization`. {about['processor']}, {about['cores']} cores. {scale['users']}",
+        f"generated users with about {scale['sentences']} sentences each, dictionary of {scale['words']} words, embeddings of",
+        f"{scale['size'][0]}, LSTM of {scale['size'][1]}; {canaries} canaries of five words. One seed each. Tables are",
+        "numbered as in Thakkar et al. 2021.",
+        "",
+        f"RS: canaries whose last three words are the least perplexing among {scale['suffixes']} random ones (by",
+        f"chance {canaries / (scale['suffixes'] + 1):.1g}). BS: found by beam search from the first word. Accuracy and",
+        "perplexity on other users, without canaries. ε is for adding or removing one user, at",
+        f"δ = {found['delta']:g}; the seed is 0 here, so it is the ε of the same training with a secret one.",
     ]
     for number, title in _TITLES.items():
         members = [row for row in found["rows"] if number in row["tables"] and _belongs(number, row)]

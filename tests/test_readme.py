@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import edpsgd
 from benchmarks.step_time import readme_table
@@ -18,6 +19,8 @@ from benchmarks.utility import readme_table as readme_error_rates
 from edpsgd import accounting, cli
 from mia.attack import main as attack
 from mia.audit import main as audit
+from mia.secret_sharer import main as share
+from tasks.synthetic_users import main as make_users
 from tests.test_launchers import command, environment
 
 ROOT = Path(__file__).parent.parent
@@ -147,3 +150,28 @@ def test_the_language_understanding_commands_run(tmp_path) -> None:
     attack(attacking)
     assert (tmp_path / "runs/first-mia/roc.png").exists()
     assert [audit(words) for words in audits] == [1, 0]  # the published noise is refuted, ours is not
+
+
+def test_the_example_with_users_runs(capsys) -> None:
+    """The printed ε is that of the ledger, on condition of nothing."""
+    found = re.search(r"```python\n(model = torch.*?)```", README, re.DOTALL)
+    assert found is not None
+    exec(found[1], {"torch": torch, "edpsgd": edpsgd})
+    printed = re.search(r"delta=1e-5\)\)  # (.*users?\))", found[1])
+    assert printed is not None
+    assert capsys.readouterr().out.strip() == printed[1]
+
+
+def test_the_commands_with_users_run(tmp_path, capsys) -> None:
+    """As printed, but for the folder."""
+    found = re.search(r"```\n(python -m tasks.synthetic_users.*?)```", README, re.DOTALL)
+    assert found is not None
+    lines = [shlex.split(line) for line in found[1].replace("runs/", f"{tmp_path}/runs/").splitlines()]
+    make_users(lines[0][3:])
+    share(lines[1][3:])
+    words = [sys.executable if word == "python" else word for word in lines[2]]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs/users/privacy_card.md").exists()
+    share(lines[3][3:])
+    assert "rank 1 among 1000 suffixes" in capsys.readouterr().out
