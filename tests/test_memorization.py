@@ -1,0 +1,91 @@
+"""The federated secret sharer in small: SGD memorises what a few users say often, DP-FedAvg does not.
+
+The benchmark (benchmarks/memorization.py) has the tables; this is the same code with fewer users.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks import memorization
+from benchmarks.memorization import Row, Scale, collect, page, prepare, rows
+
+SMALL = Scale(
+    users=300,
+    sentences=6,
+    words=60,
+    size=(12, 24),
+    rates=((0.04, 1.0), (0.0, 0.0)),  # a dozen users who say nothing else; and controls that nobody says
+    per=4,
+    cohorts=(20, 60),
+    rounds=24,
+    batches=(8, 16),
+    suffixes=5000,
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, Any]:
+    runs = tmp_path_factory.mktemp("runs")
+    prepare(SMALL, runs)
+    chosen = [row for row in rows(SMALL) if not row.is_iid and row.tables in ((1, 7), (1, 2, 5, 6, 7), (2, 5, 6))]
+    chosen = [row for row in chosen if row.batch in (8, 60)]
+    assert [row.name for row in chosen] == ["SGD", "FedAvg", "DP-FedAvg"]
+    for row in chosen:
+        memorization.run(row, SMALL, runs)
+    return {**collect(rows(SMALL), SMALL, runs), "folder": runs}
+
+
+def memorised(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Of the canaries that were inserted, and of the controls."""
+    row = next(row for row in found["rows"] if row["name"] == name)
+    return row["memorised"]["configurations"]
+
+
+def test_sgd_memorises_and_private_training_does_not(found) -> None:
+    inserted, controls = memorised(found, "SGD")
+    assert inserted["insertions"] > 50
+    assert inserted["random_sampling"] >= 2
+    assert controls["random_sampling"] == 0
+    federated, _ = memorised(found, "FedAvg")
+    assert federated["random_sampling"] < inserted["random_sampling"]
+    private, unseen = memorised(found, "DP-FedAvg")
+    assert private["random_sampling"] == private["beam_search"] == 0
+    assert private["median_exposure"] < min(7.0, federated["median_exposure"])  # of 12.3 bits; chance has 1 on average
+    assert unseen["random_sampling"] == 0
+
+
+def test_the_private_model_is_of_use_and_its_epsilon_is_small(found) -> None:
+    plain, private = (next(row for row in found["rows"] if row["name"] == name) for name in ("FedAvg", "DP-FedAvg"))
+    assert private["epsilon"] < 3
+    assert private["test_perplexity"] < 1.1 * plain["test_perplexity"] < 0.7 * (SMALL.words + 3)
+    assert "epsilon" not in plain
+
+
+def test_complete_runs_are_not_run_again(found, monkeypatch) -> None:
+    monkeypatch.setattr(memorization, "_command", lambda *arguments: pytest.fail("it was complete"))
+    row = next(row for row in rows(SMALL) if row.name == "DP-FedAvg" and not row.is_iid)
+    memorization.run(row, SMALL, found["folder"])
+
+
+def test_the_tables(found) -> None:
+    text = page(json.loads(json.dumps({key: value for key, value in found.items() if key != "folder"})))
+    assert "## Table 1: " in text
+    assert "## Table 5: " not in text  # of IID data, which were not run
+    assert text.count("| DP-FedAvg | users | 60 users | 24 |") == 2
+
+
+def test_every_row_has_a_folder_of_its_own() -> None:
+    folders = [row.folder for row in rows(Scale())]
+    assert len(set(folders)) == len(folders)
+    equal = [row for row in rows(Scale()) if 7 in row.tables]
+    passes = {round(_passes(row), 1) for row in equal}
+    assert len(passes) == 1
+
+
+def _passes(row: Row) -> float:
+    scale = Scale()
+    return row.steps * row.batch / (scale.users * (scale.sentences if row.name.startswith("SGD") else 1))
