@@ -29,8 +29,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("launcher", ["horovodrun", "torchrun"])
+@pytest.mark.parametrize(("launcher", "workers"), [("horovodrun", 2), ("horovodrun", 3), ("torchrun", 3)])
 def test_parallel(launcher, workers) -> None:
     arguments = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=120", "tests/parallel"]
     done = subprocess.run(
