@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks.utility import DECAYS, FIRST, GRID, Search, all_private
+from benchmarks.step_time import RESULTS
+from benchmarks.utility import DECAYS, FIRST, GRID, Search, all_private, page
 
 
 class Trainings:
@@ -52,3 +55,28 @@ def test_whatever_is_found_is_run() -> None:
     all_private(train, "snips-bert")
     decays = ("none", "linear", "exponential")
     assert {f"snips-bert-{noise}-{d}-0.001" for d in decays for noise in ("calibrated", "paper")} <= set(train.tried)
+
+
+@pytest.fixture
+def results() -> dict:
+    return json.loads((RESULTS / "utility.json").read_text(encoding="utf-8"))
+
+
+def test_the_epsilon_of_trainings_that_are_not_run_is_that_of_a_ledger(results) -> None:
+    private = [r for r in results["runs"] if r["settings"]["private"] == "edp"]
+    for r in private:
+        settings = r["settings"]
+        search = Search(settings["model"], settings["task"], Trainings(1.0))
+        expected = search.epsilon(settings["decay"], settings["noise"], settings["noise_multiplier"])
+        assert r["metrics"]["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert private
+
+
+def test_only_complete_searches_are_in_the_table_of_the_largest_noise(results) -> None:
+    def rows() -> list[str]:
+        text = page(results).partition("the largest noise")[2].partition("all trainings")[0]
+        return [line for line in text.splitlines() if line.startswith("| clc | atis")]
+
+    assert len(rows()) == 6
+    results["runs"] = [r for r in results["runs"] if r["name"] != "atis-clc-paper-none-0.0001"]
+    assert rows() == []
