@@ -17,6 +17,7 @@ from edpsgd.bounds import Bound
 from edpsgd.budget import Budget
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve, wire_dtype
+from edpsgd.contributions import Contributions
 from edpsgd.layers import Layers, describe_parameters, find_scales
 from edpsgd.ledger import Ledger
 from edpsgd.noise import Decay, GaussianSource
@@ -80,9 +81,7 @@ class PrivateOptimizer(OptimizerWrapper):
     _measured: dict[str, float] | None  # scales found by FirstStepNorms
     _noise_multiplier: float  # of the current epoch
     _layers: Layers  # what the wrapped optimizer holds and trains
-    _closed: int  # micro-batches in the step so far
-    _discarded: torch.Tensor  # how many of them held NaN or infinities
-    _norm_sum: torch.Tensor
+    _parts: Contributions  # the micro-batches of the step so far
     _scaler: GradScaler | None
 
     def __init__(
@@ -164,9 +163,10 @@ class PrivateOptimizer(OptimizerWrapper):
 
     @clip_norm.setter
     def clip_norm(self, clip_norm: float) -> None:
-        if self._closed:
+        if self._parts.closed:
             raise RuntimeError("clip_norm was set between accumulate() and step(): finish the step first")
         self._settings = replace(self._settings, clip_norm=clip_norm)
+        self._start_step()
 
     @property
     def clip_fraction(self) -> float:
@@ -190,11 +190,12 @@ class PrivateOptimizer(OptimizerWrapper):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
-        if self._closed:
+        if self._parts.closed:
             raise RuntimeError("set_epoch() between accumulate() and step(): finish the step first")
         noise_multiplier = self._settings.noise_at(epoch)  # asked once, so that noise and ledger agree
         self._books.open_epoch(epoch)
         self._epoch, self._noise_multiplier, self._clips = epoch, noise_multiplier, clipping.ClipCounter()
+        self._start_step()
 
     @torch.no_grad()
     def accumulate(self, scaler: GradScaler | None = None) -> None:
@@ -222,7 +223,11 @@ class PrivateOptimizer(OptimizerWrapper):
             self._state_made = True
             return self._make_inner_state(list(self._layers.parameters.values()))
         self._follow_parameters()
-        if self._closed == 0 or self._layers.have_gradients() or self._books.expects_more_than(self._closed):
+        if (
+            self._parts.closed == 0
+            or self._layers.have_gradients()
+            or self._books.expects_more_than(self._parts.closed)
+        ):
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
             self._layers.sum.scale_(1.0 / self._divisor)
@@ -237,40 +242,24 @@ class PrivateOptimizer(OptimizerWrapper):
                 self._update()
         finally:
             if self._scaler is not None:
-                amp.report_overflow(self._scaler, self, self._discarded)
+                amp.report_overflow(self._scaler, self, self._parts.discarded)
             self._start_step()
         return None
 
     def _close_micro_batch(self, loss_scale: torch.Tensor | None, last: bool) -> None:
         """Clip: adds the micro-batch's clipped gradient to the sum; ``last`` also divides the whole sum."""
-        gradients = self._layers.take_gradients()
-        self._closed += 1
-        weight: float | torch.Tensor = 1.0 / self._divisor if last else 1.0
+        weight, gradients = 1.0, self._layers.take_gradients()
         if last:
-            self._layers.sum.scale_(1.0 / self._divisor)
-        if all(gradient is None for gradient in gradients):
-            return
-        norms = clipping.layer_norms(gradients, self._layers.sum.home)
-        if loss_scale is not None:
-            weight = weight / loss_scale.to(norms)
-            norms = norms / loss_scale.to(norms)
-        finite = clipping.is_finite(norms)
-        self._discarded = self._discarded + ~finite
-        if self._layers.scales is None:
-            self._add_norms(norms, finite)
-        else:
-            factors = self._clip_factors(norms)
-            self._clips.add(factors, finite)
-            self._layers.sum.add_(gradients, torch.where(finite, factors * weight, 0.0))
-
-    def _clip_factors(self, norms: torch.Tensor) -> torch.Tensor:
-        clip = clipping.per_layer_factors if self._settings.clipping == "per_layer" else clipping.flat_factor
-        return clip(norms, self._settings.clip_norm, self._layers.scale_tensor)
+            weight = 1.0 / (self._settings.divisor or self._collective.size * (self._parts.closed + 1))
+            self._layers.sum.scale_(weight)
+        self._parts.add(gradients, loss_scale, weight)
 
     def _add_noise(self, number: int) -> None:
         """Adds this worker's share of the noise to its sum."""
         workers, rank = self._collective.size, self._collective.rank
-        stds = self._settings.noise_per_worker(self._noise_multiplier, workers, self._closed, self._layers.scales or [])
+        stds = self._settings.noise_per_worker(
+            self._noise_multiplier, workers, self._parts.closed, self._layers.scales or []
+        )
         shard, shards = (rank, workers) if self._settings.is_sharded else (0, 1)
         self._layers.sum.add_noise_(self._source.stream(number), [std / self._divisor for std in stds], shard, shards)
 
@@ -280,8 +269,8 @@ class PrivateOptimizer(OptimizerWrapper):
         If the step must not be taken, says why. The worker then sends noise only, and all of them raise an error.
         """
         workers, scales = self._collective.size, self._layers.scales or []
-        z = self._settings.effective_noise(self._noise_multiplier, workers, self._closed, scales)
-        refusal = self._books.refusal(z, self._closed, self._epoch) or self._books.charge(z, self._epoch)
+        z = self._settings.effective_noise(self._noise_multiplier, workers, self._parts.closed, scales)
+        refusal = self._books.refusal(z, self._parts.closed, self._epoch) or self._books.charge(z, self._epoch)
         if refusal is not None:
             self._layers.sum.clear()
         return refusal
@@ -298,22 +287,18 @@ class PrivateOptimizer(OptimizerWrapper):
     @property
     def _divisor(self) -> float:
         """A public number: never a count of examples, or of workers that happened to have data."""
-        return self._settings.divisor or self._collective.size * self._closed
+        return self._settings.divisor or self._collective.size * self._parts.closed
 
     # ---------------------------------------------------------------- scales measured in the first step
-
-    def _add_norms(self, norms: torch.Tensor, finite: torch.Tensor) -> None:
-        contribution = clipping.norm_contribution(norms, private=self._settings.first_step_norms.noise_std > 0)
-        self._norm_sum = self._norm_sum + torch.where(finite, contribution, 0.0).float()
 
     def _measure_scales(self, number: int) -> None:
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
         layers, workers = len(self._layers), self._collective.size
         message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
         z = self._settings.first_step_norms.noise_multiplier or 0.0
-        refusal = self._books.refusal_of_layer_norms(z, self._closed) or self._books.charge_layer_norms(z)
+        refusal = self._books.refusal_of_layer_norms(z, self._parts.closed) or self._books.charge_layer_norms(z)
         if refusal is None:
-            message[:layers] += self._norm_sum
+            message[:layers] += self._parts.norms
         std = self._settings.first_step_norms.noise_std / math.sqrt(workers)
         self._source.stream(number, "layer norms").add_to(message[:layers], std)
         self._sum_over_workers([message], message[layers:], number, refusal)
@@ -339,7 +324,9 @@ class PrivateOptimizer(OptimizerWrapper):
     ) -> None:
         """The one message of the step, with what the workers must agree on and the discards riding in the tail."""
         state = {
-            "the number of micro-batches in a step": self._closed if self._settings.unit == "micro_batch" else None,
+            "the number of micro-batches in a step": self._parts.closed
+            if self._settings.unit == "micro_batch"
+            else None,
             "the step counter": number,
             "the epoch": self._epoch,
             "the noise multiplier": self._noise_multiplier,
@@ -347,7 +334,7 @@ class PrivateOptimizer(OptimizerWrapper):
             "the trained parameters": self._layers.description,
             "whether the step may be taken": "yes" if refusal is None else f"no, {refusal}",
         }
-        discarded = agreement.exchange(self._collective, tensors, tail, state, self._discarded, dtype)
+        discarded = agreement.exchange(self._collective, tensors, tail, state, self._parts.discarded, dtype)
         if refusal is not None:
             raise refusal
         self._books.take()
@@ -363,7 +350,7 @@ class PrivateOptimizer(OptimizerWrapper):
         group = {**param_group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}
         tensors = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
         checks.check_all_named(tensors, self._named)
-        if self._closed:
+        if self._parts.closed:
             raise RuntimeError("add_param_group() between accumulate() and step(): finish the step first")
         added = {id(tensor) for tensor in tensors if tensor.requires_grad}
         names = [name for name, p in self._named.items() if id(p) in added]
@@ -396,17 +383,13 @@ class PrivateOptimizer(OptimizerWrapper):
             checks.check_no_ddp(list(self._layers.parameters.values()))
             self._started = True
         if not self._layers.fit(self.param_groups):
-            if self._closed:
+            if self._parts.closed:
                 raise RuntimeError("parameters were added, frozen or moved between accumulate() and step()")
             self._lay_out()
             self._start_step()
 
     def _start_step(self) -> None:
-        self._closed = 0
-        self._scaler = None
-        self._layers.sum.clear()
-        self._discarded = torch.zeros((), dtype=torch.int64, device=self._layers.sum.home)
-        self._norm_sum = torch.zeros(len(self._layers), dtype=torch.float32, device=self._layers.sum.home)
+        self._parts, self._scaler = Contributions(self._layers, self._settings, self._clips), None
 
     # ---------------------------------------------------------------- checkpoints and copies
 

@@ -63,8 +63,9 @@ class HalfNoise(PrivateOptimizer):
 
 
 class TwiceTheNorm(PrivateOptimizer):
-    def _clip_factors(self, norms):
-        return 2 * super()._clip_factors(norms)
+    def _add_noise(self, number: int) -> None:
+        self._layers.sum.scale_(2.0)
+        super()._add_noise(number)
 
 
 class SameNoise(PrivateOptimizer):

@@ -1,0 +1,75 @@
+"""What a worker puts into a step: clipped units, one after the other or many at once, and what is to be known of them.
+
+Section numbers are those of privacy.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from edpsgd import clipping
+from edpsgd.clipping import ClipCounter, FirstStepNorms
+from edpsgd.layers import Layers
+from edpsgd.settings import Settings
+
+
+class Contributions:
+    """The units of a step so far.
+
+    Args:
+        layers: whose sum they go into, which begins empty.
+        settings: how they are clipped.
+        clips: counts those that were clipped, over the steps of an epoch.
+
+    Attributes:
+        closed: how many there are, empty ones too.
+        discarded: how many of them held NaN or infinities, on the device.
+        norms: of the layers, summed over the units, while scales are measured (section 5).
+    """
+
+    def __init__(self, layers: Layers, settings: Settings, clips: ClipCounter) -> None:
+        self._layers, self._settings, self._clips = layers, settings, clips
+        home = layers.sum.home
+        self.closed = 0
+        self.discarded = torch.zeros((), dtype=torch.int64, device=home)
+        self.norms = torch.zeros(len(layers), dtype=torch.float32, device=home)
+        layers.sum.clear()
+
+    def add(
+        self, gradients: Sequence[torch.Tensor | None], loss_scale: torch.Tensor | None, weight: float | torch.Tensor
+    ) -> None:
+        """Clips a unit's gradient and adds it to the sum, which may overwrite it; without gradients, an empty unit.
+
+        Args:
+            gradients: of the layers.
+            loss_scale: what the loss was multiplied by, if not by 1.
+            weight: what the clipped gradient is multiplied by.
+        """
+        self.closed += 1
+        if all(gradient is None for gradient in gradients):
+            return
+        norms, factor = clipping.layer_norms(gradients, self._layers.sum.home), weight
+        if loss_scale is not None:
+            norms, factor = norms / loss_scale.to(norms), weight / loss_scale.to(norms)
+        finite = clipping.is_finite(norms)
+        self.discarded = self.discarded + ~finite
+        if self._layers.scales is None:
+            self._add_norms(norms, finite)
+        else:
+            factors = clip_factors(norms, self._settings, self._layers)
+            self._clips.add(factors, finite)
+            self._layers.sum.add_(gradients, torch.where(finite, factors * factor, 0.0))
+
+    def _add_norms(self, norms: torch.Tensor, finite: torch.Tensor) -> None:
+        scaling = self._settings.layer_scaling
+        is_private = isinstance(scaling, FirstStepNorms) and scaling.noise_std > 0
+        contribution = clipping.norm_contribution(norms, private=is_private)
+        self.norms = self.norms + torch.where(finite, contribution, 0.0).float()
+
+
+def clip_factors(norms: torch.Tensor, settings: Settings, layers: Layers) -> torch.Tensor:
+    """What a unit's gradient is multiplied by: one number, or one for each layer."""
+    clip = clipping.per_layer_factors if settings.clipping == "per_layer" else clipping.flat_factor
+    return clip(norms, settings.clip_norm, layers.scale_tensor)
