@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -100,7 +101,7 @@ def rows(scale: Scale) -> list[Row]:
     for is_iid in (False, True):
         for batch in scale.batches:
             steps = round(epochs * scale.users * scale.sentences / batch)
-            found.append(Row((1, 7), "SGD", is_iid, batch, steps, sgd))
+            found.append(Row((1, 4, 7) if batch == scale.batches[0] else (1, 7), "SGD", is_iid, batch, steps, sgd))
         first = scale.batches[0]
         steps = round(epochs * scale.users * scale.sentences / first)
         slower = ("--algorithm", "sgd", "--learning-rate", "0.2", "--server", "momentum")
@@ -124,7 +125,10 @@ def rows(scale: Scale) -> list[Row]:
 
 def prepare(scale: Scale, runs: Path, seed: int = 0) -> None:
     """Training users with canaries, other users for the test, the public word list and the manifest."""
-    if (runs / "canaries.json").exists():
+    text = json.dumps(asdict(scale))
+    if (runs / "scale.json").exists():
+        if (runs / "scale.json").read_text(encoding="utf-8") != text:
+            raise ValueError(f"{runs} holds an experiment of another scale: name another folder")
         return
     runs.mkdir(parents=True, exist_ok=True)
     dictionary = Dictionary(generate_words(scale.words))
@@ -137,6 +141,7 @@ def prepare(scale: Scale, runs: Path, seed: int = 0) -> None:
     write_jsonl(runs / "test.jsonl", test)
     dictionary.save(runs / "dictionary.txt")
     manifest.save(runs / "canaries.json", dictionary)
+    (runs / "scale.json").write_text(text, encoding="utf-8")
 
 
 def run(row: Row, scale: Scale, runs: Path) -> None:
@@ -144,6 +149,8 @@ def run(row: Row, scale: Scale, runs: Path) -> None:
     folder = runs / row.folder
     if not is_complete(folder):
         is_begun = any((folder / "checkpoints").glob("step-*"))
+        if not is_begun:
+            shutil.rmtree(folder, ignore_errors=True)
         flags = ["--resume", str(folder)] if is_begun else [*_flags(row, scale, runs), "--output", str(folder)]
         _command(folder, "tasks.language_model", *flags)
     if not (folder / "exposure.json").exists():
@@ -233,7 +240,9 @@ def page(found: dict[str, Any]) -> str:
         f"RS: canaries whose last three words are the least perplexing among {scale['suffixes']} random ones (by",
         f"chance {canaries / (scale['suffixes'] + 1):.1g}). BS: found by beam search from the first word. Accuracy and",
         "perplexity on other users, without canaries. ε is for adding or removing one user, at",
-        f"δ = {found['delta']:g}; the seed is 0 here, so it is the ε of the same training with a secret one.",
+        f"δ = {found['delta']:g}; the seed is 0 here, so it is the ε of the same training with a secret one. On IID",
+        "data users are made up, and ε is for a made-up user. All algorithms have as many passes over the data, but",
+        "for the small cohorts in Tables 1 and 4.",
     ]
     for number, title in _TITLES.items():
         members = [row for row in found["rows"] if number in row["tables"] and _belongs(number, row)]

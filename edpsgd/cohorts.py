@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,10 +94,21 @@ def _check_weight(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _listed(users: int | Sequence[int]) -> int | tuple[int, ...]:
+    """A copy that nobody else can change."""
+    if isinstance(users, str | bytes | bool):
+        raise ValueError(f"users must be a count, or the number of examples of each, got {type(users).__name__}")
+    return int(users) if isinstance(users, int | np.integer) else tuple(users)
+
+
 class Users(Batches):
     """What both samplers share: weights, and how updates are averaged. Use PoissonUsers or FixedSizeUsers."""
 
-    _counts: int | Sequence[int]
+    _counts: int | tuple[int, ...]
     _cap: float | None
     _denominator: FixedDenominator | ClippedDenominator
 
@@ -104,12 +117,12 @@ class Users(Batches):
             raise ValueError(
                 f"denominator must be FixedDenominator() or ClippedDenominator(least_weight), got {self._denominator!r}"
             )
+        if not isinstance(self._counts, int) and not all(_is_count(count) for count in self._counts):
+            raise ValueError("users must be a count, or a whole number >= 0 for each, of examples")
         if self._cap is not None:
             _check_weight("weight_cap", self._cap)
             if isinstance(self._counts, int):
                 raise ValueError("weight_cap needs the number of examples of each user: give these instead of a count")
-            if min(self._counts, default=0) < 0:
-                raise ValueError("users must be a count, or numbers of examples >= 0")
         return super()._prepare()
 
     def fits(self, unit: str) -> bool:
@@ -137,7 +150,11 @@ class Users(Batches):
     def describe(self) -> dict[str, Any]:
         """What the ledger and the card say about it."""
         weights = "1" if self._cap is None else f"the number of examples over {self._cap:g}, at most 1"
-        about = {"weights": weights, "denominator": self._denominator.describe(self.expected_batch)}
+        about = {
+            "weights": weights,
+            "denominator": self._denominator.describe(self.expected_batch),
+            "follows_draw": self.follows_draw,
+        }
         return {**super().describe(), **about}
 
 
@@ -172,8 +189,8 @@ class PoissonUsers(Users, PoissonBatches):
         collective: str | Collective = "auto",
         seed: int | None = None,
     ) -> None:
-        self._counts, self._cap, self._denominator = users, weight_cap, denominator
-        count = users if isinstance(users, int) else len(users)
+        self._counts, self._cap, self._denominator = _listed(users), weight_cap, denominator
+        count = self._counts if isinstance(self._counts, int) else len(self._counts)
         PoissonBatches.__init__(
             self,
             count,
@@ -226,9 +243,9 @@ class FixedSizeUsers(Users):
         collective: str | Collective = "auto",
         seed: int | None = None,
     ) -> None:
-        self._counts, self._cap, self._denominator = users, weight_cap, denominator
-        self.cohort, self._rounds = cohort, rounds_per_epoch
-        super().__init__(users if isinstance(users, int) else len(users), 0, collective, seed)
+        self._counts, self._cap, self._denominator = _listed(users), weight_cap, denominator
+        self.cohort, self._rounds, self._process = cohort, rounds_per_epoch, os.getpid()
+        super().__init__(self._counts if isinstance(self._counts, int) else len(self._counts), 0, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         check_count("users", self.examples)
@@ -239,7 +256,7 @@ class FixedSizeUsers(Users):
         self.steps_per_epoch = math.ceil(self.examples / self.cohort) if self._rounds is None else self._rounds
         check_count("rounds_per_epoch", self.steps_per_epoch)
         prepared = super()._prepare()
-        self.reach = 2.0 * self._denominator.reach  # one user out and one in
+        self.reach = 2.0  # one user out and one in; with a ClippedDenominator too, since S·(w + w' + |w − w'|) ≤ 2S
         return prepared[0], self._secret  # worker 0's, so that all workers draw the same
 
     def describe(self) -> dict[str, Any]:
@@ -252,11 +269,25 @@ class FixedSizeUsers(Users):
         return hashlib.blake2b(what.encode(), key=self._secret, digest_size=32).digest()
 
     def _draw(self, step: int) -> list[list[int]]:
+        if self._process != os.getpid():  # a forked process must not draw the same
+            self._renew_secret()
         digest = hashlib.blake2b(f"round {step}".encode(), key=self._key, digest_size=32).digest()
         generator = np.random.default_rng(int.from_bytes(digest, "little"))
         chosen = generator.choice(self.examples, self.cohort, replace=False, shuffle=False)
         return [sorted(int(user) for user in chosen if user % self._workers == self._rank)]
 
+    def _renew_secret(self) -> None:
+        self._process = os.getpid()
+        if self.seed is None:
+            if self._workers > 1:
+                raise RuntimeError("workers cannot agree on the draws of a copy of FixedSizeUsers: make a new one")
+            self._secret = secrets.token_bytes(32)
+            self._key = self._epoch_key()
+
     def __getstate__(self) -> dict[str, Any]:
-        follow_up = hashlib.blake2b(b"copy", key=self._key, digest_size=32).digest()  # alike on all workers
-        return {**self.__dict__, "_secret": follow_up if self.seed is None else self._secret}
+        secret = ("_secret", "_key") if self.seed is None else ()
+        return {name: value for name, value in self.__dict__.items() if name not in secret}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._renew_secret()

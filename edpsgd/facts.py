@@ -117,6 +117,8 @@ def _trust(run: Mapping[str, Any]) -> str:
     if workers == 1:
         return "One worker, which adds all the noise. Whoever runs it sees the data and is trusted."
     who = f"{_known(run, 'workers')} workers, noise placement {placement or 'not recorded'}."
+    if (run.get("batches") or {}).get("follows_draw"):
+        who += " Each tells the others the exact weight of the users that it drew, which no noise covers on the way."
     if placement == "sharded":
         return (
             f"{who} Each worker noises its own share of the coordinates. ε holds for the sum: whoever sees the message "

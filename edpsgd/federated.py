@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -99,7 +99,7 @@ class Federated:
         local: what a user does, FedAvg(...) or FedSGD(...).
         clip_norm: S, the largest norm of a user's update. ``optimizer.clip_norm`` may be changed between rounds.
         noise_multiplier: z, the noise's std over how far one user can move the sum: S with PoissonUsers, 2S with
-            FixedSizeUsers, and twice as much with a ClippedDenominator. 0 switches the noise off.
+            FixedSizeUsers or a ClippedDenominator. 0 switches the noise off.
         clipping: "flat", or "per_layer" for each of the m parameter tensors at S/√m.
         noise_placement, collective, seed, ledger, budget: as for PrivateOptimizer.
 
@@ -164,20 +164,29 @@ class Federated:
             loss: the model's loss on a batch, a scalar.
         """
         drawn = self._draw()
-        share = self._share(drawn)
-        for user in drawn:
-            self._train(partial(data, user), loss, share * self.users.weight(user))
-            self.optimizer.accumulate()
+        try:
+            share = self._share(drawn)
+            for user in drawn:
+                self._train(partial(data, user), loss, share * self.users.weight(user))
+                self.optimizer.accumulate()
+        except BaseException:  # nothing was released: the same round can be tried again
+            self.optimizer.abandon()
+            self._drawn = None
+            raise
         self.optimizer.step()
 
     def _draw(self) -> list[int]:
         """This worker's users of the next round; epochs follow each other."""
+        self.optimizer.zero_grad()
         epoch = self.optimizer.epoch
         if epoch is None or self.users.position >= self.users.steps_per_epoch:
             self.optimizer.set_epoch(0 if epoch is None else epoch + 1)
         if self._drawn is None or self._moves != self.users.moves:
             self._drawn, self._moves = iter(self.users), self.users.moves
         return next(self._drawn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_drawn": None}
 
     def _share(self, drawn: Sequence[int]) -> float:
         """What contributions are multiplied by; only a denominator that follows the draw asks the other workers."""
@@ -193,6 +202,7 @@ class Federated:
                 gradients = torch.autograd.grad(loss(batch), parameters, allow_unused=True, materialize_grads=True)
                 self._descend(parameters, start, gradients)
             moved = torch._foreach_sub(start, [p.detach() for p in parameters])
+            self._clip(moved)  # once more: in half precision, the last step into the ball is rounded
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, start)
@@ -206,11 +216,16 @@ class Federated:
         """A step of SGD, then back into the ball around where the user started."""
         torch._foreach_add_(parameters, gradients, alpha=-self.local.learning_rate)
         moved = torch._foreach_sub(parameters, start)
+        self._clip(moved)
+        torch._foreach_copy_(parameters, torch._foreach_add(start, moved))
+
+    @torch.no_grad()
+    def _clip(self, moved: tuple[torch.Tensor, ...]) -> None:
+        """To the clip norm, in place."""
         norms = clipping.layer_norms(moved, moved[0].device)
         clip = clipping.per_layer_factors if self._clipping == "per_layer" else clipping.flat_factor
-        factors = clip(norms, self.optimizer.clip_norm, None).expand(len(moved)).unbind()
-        for parameter, origin, difference, factor in zip(parameters, start, moved, factors, strict=True):
-            torch.addcmul(origin, difference, factor.to(difference), out=parameter)
+        factors = clip(norms, self.optimizer.clip_norm, None).expand(len(moved))
+        torch._foreach_mul_(moved, [factor.to(part) for factor, part in zip(factors.unbind(), moved, strict=True)])
 
 
 def as_if(ledger: Ledger, delta: float, users: int, cohort: float) -> float:
@@ -243,6 +258,8 @@ def _rounds(ledger: Ledger) -> list[Event]:
     events = [event for event in ledger.events if event.steps]
     if not ledger.runs or any(event.batching != "poisson" for event in events):
         raise LedgerError("as_if is for runs with PoissonUsers")
+    if len({run["batches"]["examples"] for run in ledger.runs}) > 1:
+        raise LedgerError("as_if is for ledgers whose runs have the same number of users")
     return events
 
 

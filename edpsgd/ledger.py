@@ -72,6 +72,12 @@ class Ledger:
         self._current = None
         self._write({"run": self.runs[-1]})
 
+    def note_change(self, settings: dict[str, Any]) -> None:
+        """Notes that some settings of the last run have changed; its open event goes on."""
+        last = self.runs[-1] if self.runs else {"id": uuid.uuid4().hex}
+        self.runs.append({**last, **settings, "id": f"{last['id']}, changed"})
+        self._write({"run": self.runs[-1]})
+
     @property
     def is_open(self) -> bool:
         """Whether an event is open for steps to come."""

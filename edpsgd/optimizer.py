@@ -165,8 +165,10 @@ class PrivateOptimizer(OptimizerWrapper):
     def clip_norm(self, clip_norm: float) -> None:
         if self._parts.closed:
             raise RuntimeError("clip_norm was set between accumulate() and step(): finish the step first")
-        self._settings = replace(self._settings, clip_norm=clip_norm)
-        self._start_step()
+        if clip_norm != self.clip_norm:
+            self._settings = replace(self._settings, clip_norm=clip_norm)
+            self.ledger.note_change(self._run(self.batches))
+            self._start_step()
 
     @property
     def clip_fraction(self) -> float:
@@ -213,6 +215,11 @@ class PrivateOptimizer(OptimizerWrapper):
             loss_scale, self._scaler = amp.loss_scale(scaler, self, self._layers.sum.home), scaler
         self._follow_parameters()
         self._close_micro_batch(loss_scale, last=False)
+
+    def abandon(self) -> None:
+        """Forgets the micro-batches of the step so far; nothing of them was released."""
+        self.zero_grad()
+        self._start_step()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -422,8 +429,8 @@ class PrivateOptimizer(OptimizerWrapper):
             raise ValueError(f"the state has format {state.get('format')!r}, this version reads 1")
         self._books.load_state_dict(state)
         was_seeded = self._settings.seed is not None
-        kept = {name: state[name] for name in ("seed", "clip_norm") if name in state}
-        self._settings = replace(self._settings, **kept)
+        self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
+        self.clip_norm = state.get("clip_norm", self.clip_norm)
         if self._settings.seed is not None and not was_seeded:
             self.ledger.begin_run(self._run(self.batches), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
         self._books.resume()

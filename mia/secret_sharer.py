@@ -4,6 +4,9 @@ The federated secret sharer (Thakkar et al. 2020): random phrases, the canaries,
 users before the training. After it, a canary counts as memorised by random sampling if its last three words are the
 least perplexing of many random ones after its first two, and by beam search if it is among the five best phrases after
 its first word.
+
+A job that cuts users to a budget of words does so after the insertion: give one that is large enough (--budget), or
+canaries that the manifest counts are cut off.
 """
 
 from __future__ import annotations

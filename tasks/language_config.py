@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from edpsgd.collectives import Collective
 from tasks import flags, synthetic_users, users
 from tasks.dictionary import Dictionary
 from tasks.flags import Settings, require, setting
+from tasks.records import lines
 from tasks.users import RawUsers, UserData
 
 
@@ -60,7 +62,9 @@ class Config(Settings):
 
     cohort: float = setting(100.0, "users in a round: expected with poisson, exactly with fixed", group="privacy")
     sampling: str = setting("poisson", "how users are drawn", ("poisson", "fixed"), "privacy")
-    denominator: str = setting("fixed", "fixed, or clipped:W with the least total weight W", group="privacy")
+    denominator: str = setting(
+        "fixed", "fixed, fixed:W with the public total weight W, or clipped:W with the least one", group="privacy"
+    )
     clip_norm: float | None = setting(
         None, "S, the largest norm of an update; no clipping if not given", group="privacy"
     )
@@ -104,10 +108,19 @@ class Config(Settings):
             raise ValueError("noise needs --clip-norm: without it a user may move the model as far as they like")
         if self.algorithm == "sgd" and (has_noise or self.clip_norm is not None):
             raise ValueError("--algorithm sgd is the plain baseline: it has neither clipping nor noise")
+        parse_denominator(self.denominator)
+        if parse_changes(self.clip_changes) and self.clip_norm is None:
+            raise ValueError("--clip-changes needs --clip-norm, which holds before")
+        self._check_outlook(has_noise)
+
+    def _check_outlook(self, has_noise: bool) -> None:
         if (self.as_if_users is None) != (self.as_if_cohort is None):
             raise ValueError("--as-if-users and --as-if-cohort belong together")
-        parse_denominator(self.denominator)
-        parse_changes(self.clip_changes)
+        if self.as_if_users is None or self.as_if_cohort is None:
+            return
+        if not has_noise or self.sampling != "poisson":
+            raise ValueError("--as-if-users is for training with noise and --sampling poisson")
+        require(self.as_if_cohort <= self.as_if_users, "as_if_cohort", self.as_if_cohort, "at most as_if_users")
 
     @property
     def is_private(self) -> bool:
@@ -131,14 +144,13 @@ def parse_denominator(text: str) -> FixedDenominator | ClippedDenominator:
         >>> parse_denominator("clipped:50")
         ClippedDenominator(least_weight=50.0)
     """
+    kinds: dict[str, Callable[[float], FixedDenominator | ClippedDenominator]]
+    kinds = {"fixed": FixedDenominator, "clipped": ClippedDenominator}
     name, colon, weight = text.partition(":")
     try:
-        if name == "clipped" and colon:
-            return ClippedDenominator(float(weight))
-    except ValueError:
-        pass
-    require(text == "fixed", "denominator", text, "fixed or clipped:W with a number W above 0")
-    return FixedDenominator()
+        return FixedDenominator() if text == "fixed" else kinds[name if colon else ""](float(weight))
+    except (ValueError, KeyError):
+        raise ValueError(f"denominator must be fixed, fixed:W or clipped:W with W above 0, got {text!r}") from None
 
 
 def parse_changes(text: str) -> dict[int, float]:
@@ -152,10 +164,12 @@ def parse_changes(text: str) -> dict[int, float]:
     for part in filter(None, text.split(",")):
         norm, _, number = part.partition("@")
         try:
-            changes[int(number)] = float(norm)
+            begin, value = int(number), float(norm)
         except ValueError:
             raise ValueError(f"clip_changes must be S@ROUND,..., as in 7.9@4885, got {text!r}") from None
-        require(changes[int(number)] > 0, "clip_changes", text, "of clip norms above 0")
+        fits = 0 < value < math.inf and begin >= 0 and begin not in changes
+        require(fits, "clip_changes", text, "of norms above 0, and of different rounds from 0 on")
+        changes[begin] = value
     return changes
 
 
@@ -175,7 +189,7 @@ def load(config: Config) -> Texts:
     """Reads or generates the users, and numbers their words."""
     raw = _read(config)
     dictionary = _dictionary(config, raw)
-    train, test = _split(config, raw.numbered(dictionary), dictionary)
+    train, test = _split(config, raw, dictionary)
     for name, part in (("training", train), ("test", test)):
         if not len(part.tokens):
             raise ValueError(f"the {name} users have no words: there are {len(train)} and {len(test)} users")
@@ -190,10 +204,20 @@ def _read(config: Config) -> RawUsers:
     return read(config.data or "")
 
 
-def _split(config: Config, data: UserData, dictionary: Dictionary) -> tuple[UserData, UserData]:
+def _split(config: Config, raw: RawUsers, dictionary: Dictionary) -> tuple[UserData, UserData]:
+    data = raw.numbered(dictionary)
     if config.test_data is None:
-        return users.split(data, config.data_seed, config.held_out)
+        return users.split(data, raw.names, config.data_seed, config.held_out)
     return data, users.read_jsonl(config.test_data).numbered(dictionary)
+
+
+def has_private_dictionary(config: Config) -> bool:
+    """Whether the words were read from the data themselves."""
+    if config.dictionary == "training-set":
+        return True
+    text = Path(config.dictionary.removeprefix("text:")).resolve()
+    data = None if config.data is None else Path(config.data).resolve()
+    return config.dictionary.startswith("text:") and data is not None and (text == data or data in text.parents)
 
 
 def _dictionary(config: Config, raw: RawUsers) -> Dictionary:
@@ -203,8 +227,8 @@ def _dictionary(config: Config, raw: RawUsers) -> Dictionary:
     if config.dictionary == "training-set":
         return Dictionary.from_texts((text for texts in raw.texts for text in texts), config.dictionary_size)
     if config.dictionary.startswith("text:"):
-        with open(config.dictionary.removeprefix("text:"), encoding="utf-8") as file:
-            return Dictionary.from_texts(file, config.dictionary_size)
+        file = Path(config.dictionary.removeprefix("text:"))
+        return Dictionary.from_texts((line for _, line in lines(file)), config.dictionary_size)
     return Dictionary.load(Path(config.dictionary))
 
 

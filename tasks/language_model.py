@@ -25,7 +25,7 @@ from models.language_model import LanguageModel
 from tasks import checkpoints, progress
 from tasks.dictionary import Dictionary
 from tasks.flags import write_file
-from tasks.language_config import Config, Texts, load, make_users, noise_multiplier, parse
+from tasks.language_config import Config, Texts, has_private_dictionary, load, make_users, noise_multiplier, parse
 from tasks.language_training import SentenceTraining, UserTraining
 from tasks.next_word import NextWord, evaluate
 from tasks.run import WEIGHTS
@@ -191,11 +191,13 @@ def load_model(folder: str | Path) -> tuple[LanguageModel, Dictionary]:
 def not_covered(config: Config) -> list[str]:
     """What no noise covers, to be said in the card."""
     statements = {
-        "the dictionary: it was read from the private texts, and the run folder holds it": config.dictionary
-        == "training-set",
+        "the people: users are made up, with sentences of many (--iid); ε is for a made-up user": config.iid,
+        "the dictionary: it was read from the private texts, and the run folder holds it": has_private_dictionary(
+            config
+        ),
         "whoever reads config.yaml or checkpoints/: they hold the seed of the noise": config.seed is not None,
-        "metrics.jsonl and checkpoints/: exact accuracies on held-out users": True,
-        "the number of users": True,
+        "metrics.jsonl, head_words.json and checkpoints/: exact figures of held-out users": True,
+        "the number of users, and of their words that the job prints": True,
     }
     return [text for text, applies in statements.items() if applies]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,13 @@ class UserTraining:
     def step(self, number: int) -> None:
         """One round."""
         self.optimizer.clip_norm = self._changes.get(number, self.optimizer.clip_norm)
-        self.federated.round(self._batches, lambda batch: mean_loss(self._model, batch))
+        self.federated.round(partial(self._batches, number), lambda batch: mean_loss(self._model, batch))
 
-    def _batches(self, user: int) -> Iterator[Windows]:
-        """A user's windows, in order."""
-        return batches(self._data.of_user(user), self._config.unroll, self._config.batch_size, self._device)
+    def _batches(self, number: int, user: int) -> Sequence[Windows]:
+        """A user's windows, in order; fedsgd, which takes one batch, has another in every round."""
+        config = self._config
+        found = list(batches(self._data.of_user(user), config.unroll, config.batch_size, self._device))
+        return found if config.algorithm == "fedavg" or not found else [found[number % len(found)]]
 
     def state_dict(self) -> dict[str, Any]:
         """Of the optimizer, with ledger and sampler."""

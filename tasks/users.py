@@ -117,23 +117,26 @@ def _ranges(starts: Numbers, lengths: Numbers) -> Numbers:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
-def split(data: UserData, seed: int, share: float = 0.1) -> tuple[UserData, UserData]:
-    """Training users and held-out users. A user stays on its side when others are added after it.
+def split(data: UserData, names: Sequence[str], seed: int, share: float = 0.1) -> tuple[UserData, UserData]:
+    """Training users and held-out users. A user's name decides, so that nobody moves when others come or go.
 
     Args:
         data: all users.
+        names: theirs.
         seed: another seed gives another split.
-        share: of held-out users, about; each user's number and the seed decide by a hash.
+        share: of held-out users, about; each user's name and the seed decide by a hash.
 
     Example:
-        >>> train, test = split(UserData.from_lists([[[3]]] * 1000), seed=1)
+        >>> train, test = split(UserData.from_lists([[[3]]] * 1000), [f"user {k}" for k in range(1000)], seed=1)
         >>> len(train) + len(test), 70 < len(test) < 130
         (1000, True)
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise ValueError(f"share must be >= 0 and < 1, got {share!r}")
+    if len(names) != len(data):
+        raise ValueError(f"names must be as many as there are users, {len(data)}, got {len(names)}")
     key = str(seed).encode()
-    digests = b"".join(blake2b(f"user {k}".encode(), digest_size=8, key=key).digest() for k in range(len(data)))
+    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in names)
     is_held_out = np.frombuffer(digests, "<u8") / 2.0**64 < share
     return data.select(np.flatnonzero(~is_held_out)), data.select(np.flatnonzero(is_held_out))
 

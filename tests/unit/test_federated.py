@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -22,10 +23,11 @@ S = 2.0
 SIZES = [0, 40, 100, 250, 0, 400, 30, 90]  # examples of eight users
 
 
-def mean_update(updates: list[torch.Tensor], sizes: list[int], denominator) -> torch.Tensor:
+def mean_update(updates: list[torch.Tensor], sizes: list[int], denominator, kind=PoissonUsers) -> torch.Tensor:
     """What one real round, in which all users are drawn, does to the model."""
     model = Point()
-    users = PoissonUsers(sizes, 1.0, weight_cap=100, denominator=denominator, collective="local")
+    everybody = 1.0 if kind is PoissonUsers else len(sizes)
+    users = kind(sizes, everybody, weight_cap=100, denominator=denominator, collective="local")
     federated = training(model, users, FedSGD(1.0), clip_norm=S)
     before = model.flat().detach().clone()
     federated.round(lambda user: [updates[user]], pushed(model))
@@ -63,6 +65,41 @@ def test_one_user_stays_within_the_bound_of_a_clipped_denominator() -> None:
     assert worst == pytest.approx(2 * S / (least + 1), rel=1e-5)  # the supremum, where weights are at most 1
 
 
+@pytest.mark.parametrize("denominator", [FixedDenominator(3.0), ClippedDenominator(3.0)])
+def test_replacing_a_user_of_a_round_of_a_fixed_size(denominator) -> None:
+    """Twice S over the denominator, for both: attained, and never exceeded."""
+    rng, axis, worst = np.random.default_rng(4), torch.eye(5)[0], 0.0
+    for trial in range(40):
+        others = int(rng.integers(0, 6))
+        updates = [1e3 * axis * (1 if trial % 2 else float(rng.choice([-1, 1]))) for _ in range(others)]
+        sizes = [int(n) for n in rng.integers(0, 200, others)]
+        last = [100, 100] if trial % 3 else [int(n) for n in rng.integers(0, 200, 2)]
+        worlds = [
+            mean_update([*updates, side * 1e3 * axis], [*sizes, size], denominator, FixedSizeUsers)
+            for side, size in zip((1, -1), last, strict=True)
+        ]
+        worst = max(worst, float((worlds[0] - worlds[1]).norm()))
+    assert worst == pytest.approx(2 * S / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_updates_stay_in_the_ball_in_half_precision(dtype) -> None:
+    """Far from the origin, the last step into the ball is rounded to the precision of the parameters."""
+    model = Point(200, 200).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(3.0)
+    users = PoissonUsers([10, 10], 1.0, weight_cap=100, collective="local", denominator=ClippedDenominator(1e-3))
+    federated = training(model, users, FedSGD(1.0), clip_norm=S)
+    seen = []
+    federated.optimizer.accumulate = lambda: seen.append(torch.cat([p.grad.float() for p in model.parameters()]).norm())
+    with pytest.raises(RuntimeError, match="step refused"):
+        federated.round(lambda user: [torch.full((400,), 3.0, dtype=dtype)], pushed(model))
+    weight = 0.1 * 1e-3 / 0.2  # of the user, and the share of the denominator
+    assert len(seen) == 2
+    assert all(0 < float(norm) <= 1.01 * weight * S for norm in seen)
+
+
 @pytest.mark.parametrize(
     ("users", "std"),
     [
@@ -70,7 +107,7 @@ def test_one_user_stays_within_the_bound_of_a_clipped_denominator() -> None:
         (PoissonUsers(8, 0.5, denominator=FixedDenominator(6.0), collective="local"), 1 / 3),
         (PoissonUsers(8, 0.5, denominator=ClippedDenominator(4.0), collective="local"), 2 / 2),
         (FixedSizeUsers(8, 2, collective="local"), 2 / 2),
-        (FixedSizeUsers(8, 2, denominator=ClippedDenominator(4.0), collective="local"), 4 / 1),
+        (FixedSizeUsers(8, 2, denominator=ClippedDenominator(4.0), collective="local"), 2 / 1),
     ],
 )
 def test_noise_of_every_estimator(users, std) -> None:
@@ -158,6 +195,8 @@ def test_the_clip_norm_may_follow_the_training() -> None:
     assert federated.optimizer.state_dict()["edpsgd"]["clip_norm"] == S / 4
     with pytest.raises(ValueError, match="clip_norm must be a finite number > 0"):
         federated.optimizer.clip_norm = 0.0
+    assert "`clip_norm`: 2.0, then 0.5" in card.make(federated.optimizer.ledger, 1e-5).markdown()
+    assert [event.steps for event in federated.optimizer.ledger.events] == [2]
 
 
 def test_users_without_data_and_rounds_without_users() -> None:
@@ -193,8 +232,21 @@ def test_a_failing_user_leaves_the_model_as_it_was() -> None:
         yield torch.ones(3, 5)
         raise OSError("gone")
 
-    with pytest.raises(OSError, match="gone"):
-        federated.round(broken, towards(model))
+    for _ in range(2):
+        with pytest.raises(OSError, match="gone"):
+            federated.round(broken, towards(model))
+        assert torch.equal(model.flat().detach(), before)
+    federated.round(lambda user: [torch.ones(3, 5)], towards(model))  # the same round, tried again
+    torch.testing.assert_close(model.flat().detach(), before + 0.1 * (1 - before))
+    assert federated.optimizer.ledger.events[0].steps == 1
+
+
+def test_a_gradient_that_somebody_left_behind_is_no_user() -> None:
+    model = Point()
+    before = model.flat().detach().clone()
+    federated = training(model, PoissonUsers(3, 1e-9, collective="local"), FedAvg(0.1))
+    towards(model)(torch.ones(3, 5)).backward()
+    federated.round(lambda user: [], towards(model))
     assert torch.equal(model.flat().detach(), before)
 
 
@@ -230,8 +282,19 @@ def test_draws_of_a_fixed_size() -> None:
     assert statistic < chi2.ppf(1 - SIGNIFICANCE, 19)
     fresh = [list(FixedSizeUsers(20, 6, collective="local")) for _ in range(2)]
     assert fresh[0] != fresh[1]
-    copied = copy.deepcopy(FixedSizeUsers(20, 6, collective="local"))
-    assert len(list(copied)) == 4
+
+
+@pytest.mark.parametrize(
+    "make", [lambda **more: FixedSizeUsers(900, 9, **more), lambda **more: PoissonUsers(900, 0.01, **more)]
+)
+def test_copies_draw_other_users(make) -> None:
+    """Two runs with the same draws would be accounted as if these were independent."""
+    users = make(collective="local")
+    copies = [users, copy.deepcopy(users), *(pickle.loads(pickle.dumps(users)) for _ in range(2))]
+    draws = [list(one) for one in copies]
+    assert all(one != other for one, other in itertools.combinations(draws, 2))
+    seeded = make(collective="local", seed=1)
+    assert list(copy.deepcopy(seeded)) == list(seeded)
 
 
 def test_steps_that_are_run_again_draw_anew() -> None:
@@ -354,7 +417,9 @@ def test_the_card_speaks_of_users() -> None:
     ("make", "message"),
     [
         (lambda: PoissonUsers(5, 0.5, weight_cap=10, collective="local"), "weight_cap needs the number of examples"),
-        (lambda: PoissonUsers([5, -1], 0.5, weight_cap=10, collective="local"), "numbers of examples >= 0"),
+        (lambda: PoissonUsers([5, -1], 0.5, weight_cap=10, collective="local"), "a whole number >= 0 for each"),
+        (lambda: PoissonUsers([5, math.nan], 0.5, collective="local"), "a whole number >= 0 for each"),
+        (lambda: FixedSizeUsers("many", 2, collective="local"), "got str"),
         (lambda: PoissonUsers(0, 0.5, collective="local"), "examples must be an int >= 1"),
         (lambda: FixedSizeUsers(5, 6, collective="local"), "at most the number of users, 5"),
         (lambda: FixedSizeUsers(5, 2, denominator=3.0, collective="local"), "denominator must be"),
