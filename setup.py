@@ -39,7 +39,7 @@ setup(
     description="Efficient differentially private SGD: a drop-in torch optimizer for Horovod and torch.distributed",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    packages=["edpsgd"],
+    packages=["edpsgd", "edpsgd.units"],
     package_data={"edpsgd": ["py.typed"]},
     entry_points={"console_scripts": ["edpsgd = edpsgd.cli:main"]},
     python_requires=">=3.10",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
+
 from edpsgd import agreement
 from edpsgd.budget import Allowance, Budget
 from edpsgd.collectives import Collective
@@ -71,6 +73,19 @@ class Books:
     def expects_more_than(self, closed: int) -> bool:
         """Whether the sampler made more micro-batches for the step: then the last one was empty, and counts."""
         return self.batches is not None and closed < (self.batches.micro_batches or 0)
+
+    def grouping(
+        self, losses: torch.Tensor, units: torch.Tensor | None, unit: str
+    ) -> tuple[torch.Tensor | None, int | None]:
+        """The number of each example's unit, None if each is its own, and how many units there are."""
+        if unit != "micro_batch":
+            if units is not None:
+                raise ValueError(f"units are for unit='micro_batch': with unit={unit!r} every loss is one of its own")
+            return None, len(losses)
+        if units is not None:
+            return units, None
+        sizes = [len(losses)] if self.batches is None else self.batches.sizes(len(losses))
+        return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), len(sizes)
 
     def refusal(self, noise_multiplier: float, closed: int, epoch: int | None) -> Exception | None:
         """Why the step must not be taken, if it must not."""

@@ -89,14 +89,17 @@ def is_finite(norms: torch.Tensor) -> torch.Tensor:
 
 
 def flat_factor(norms: torch.Tensor, clip_norm: float, scales: torch.Tensor | None) -> torch.Tensor:
-    """min(1, C / sqrt(Σ ‖g_k‖²/α_k²)): scale, clip and rescale of Algorithm 1 in one number (section 1)."""
-    total: torch.Tensor = torch.linalg.vector_norm(norms if scales is None else norms / scales)
+    """min(1, C / sqrt(Σ ‖g_k‖²/α_k²)): scale, clip and rescale of Algorithm 1 in one number (section 1).
+
+    Norms of many units, units x layers, give one number for each.
+    """
+    total: torch.Tensor = torch.linalg.vector_norm(norms if scales is None else norms / scales, dim=-1)
     return torch.clamp(clip_norm / total, max=1.0)
 
 
 def per_layer_factors(norms: torch.Tensor, clip_norm: float, scales: torch.Tensor | None) -> torch.Tensor:
-    """min(1, C_k/‖g_k‖) for each layer, with C_k = C·α_k/‖α‖ (section 6)."""
-    weights = torch.ones_like(norms) if scales is None else scales
+    """min(1, C_k/‖g_k‖) for each layer, of one unit or of many, with C_k = C·α_k/‖α‖ (section 6)."""
+    weights = norms.new_ones(norms.shape[-1]) if scales is None else scales
     clip_norms: torch.Tensor = clip_norm * weights / torch.linalg.vector_norm(weights)
     return torch.clamp(clip_norms / norms, max=1.0)
 
@@ -118,8 +121,11 @@ class ClipCounter:
         self._counts: torch.Tensor | None = None  # clipped ones, and all that were finite
 
     def add(self, factors: torch.Tensor, finite: torch.Tensor) -> None:
-        """Counts a micro-batch with its factor, or its factors by layer, unless it was discarded."""
-        counts = torch.stack([(factors < 1.0).any() & finite, finite]).long()
+        """Counts a micro-batch with its factor, or its factors by layer, unless it was discarded; or many of them."""
+        clipped = factors < 1.0
+        if clipped.dim() > finite.dim():
+            clipped = clipped.any(dim=-1)
+        counts = torch.stack([(clipped & finite).sum(), finite.sum()]).long()
         self._counts = counts if self._counts is None else self._counts.to(counts.device) + counts
 
     def share(self) -> float:
@@ -132,5 +138,5 @@ def norm_contribution(norms: torch.Tensor, private: bool) -> torch.Tensor:
     """What a micro-batch tells of its layer norms: all of them (the paper) or, privately, only their proportions."""
     if not private:
         return norms
-    length = torch.linalg.vector_norm(norms)
+    length = torch.linalg.vector_norm(norms, dim=-1, keepdim=True)
     return norms / torch.where(length > 0, length, 1.0)

@@ -13,6 +13,7 @@ from edpsgd import clipping
 from edpsgd.clipping import ClipCounter, FirstStepNorms
 from edpsgd.layers import Layers
 from edpsgd.settings import Settings
+from edpsgd.units import UnitGradients
 
 
 class Contributions:
@@ -62,11 +63,42 @@ class Contributions:
             self._clips.add(factors, finite)
             self._layers.sum.add_(gradients, torch.where(finite, factors * factor, 0.0))
 
+    def add_units(
+        self,
+        engine: UnitGradients,
+        losses: torch.Tensor,
+        units: torch.Tensor | None,
+        count: int | None,
+        loss_scale: torch.Tensor | None,
+    ) -> None:
+        """Clips many units in one backward pass, and adds them to the sum.
+
+        Args:
+            engine: finds their norms, and their weighted sum.
+            losses: of the examples.
+            units: the number of each example's unit; None if each is its own.
+            count: how many units there are; some may be empty.
+            loss_scale: what the losses were multiplied by, if not by 1.
+        """
+        norms = engine.backward(losses, units, count).detach().to(self._layers.sum.home, torch.float32)
+        scale = 1.0 if loss_scale is None else loss_scale.to(norms)
+        norms, finite = norms / scale, torch.isfinite(norms.sum(dim=1))
+        self.closed += len(norms)
+        self.discarded = self.discarded + (~finite).sum()
+        if self._layers.scales is None:
+            self._add_norms(norms, finite.unsqueeze(1))
+        else:
+            factors = clip_factors(norms, self._settings, self._layers)
+            self._clips.add(factors, finite)
+            kept = finite if factors.dim() == 1 else finite.unsqueeze(1)
+            engine.add_weighted_(self._layers.sum.open(), torch.where(kept, factors / scale, 0.0))
+        engine.release()
+
     def _add_norms(self, norms: torch.Tensor, finite: torch.Tensor) -> None:
         scaling = self._settings.layer_scaling
         is_private = isinstance(scaling, FirstStepNorms) and scaling.noise_std > 0
         contribution = clipping.norm_contribution(norms, private=is_private)
-        self.norms = self.norms + torch.where(finite, contribution, 0.0).float()
+        self.norms = self.norms + torch.where(finite, contribution, 0.0).float().reshape(-1, len(self.norms)).sum(dim=0)
 
 
 def clip_factors(norms: torch.Tensor, settings: Settings, layers: Layers) -> torch.Tensor:

@@ -95,6 +95,13 @@ class GradientSum:
                 torch._foreach_add_(views, sources)
         self._is_empty = False
 
+    def open(self) -> list[torch.Tensor]:
+        """The sum's part of each layer, for others to add to."""
+        for buffer in self._buffers if self._is_empty else ():
+            buffer.gradient.zero_()
+        self._is_empty = False
+        return self.views
+
     def keep_finite_(self, workers: int, dtype: torch.dtype | None) -> None:
         """Bounds every element if anything travels in float16, so that the sum over the workers is finite."""
         if torch.float16 in {dtype, *(tensor.dtype for tensor in self.wire)}:

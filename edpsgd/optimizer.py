@@ -23,6 +23,7 @@ from edpsgd.ledger import Ledger
 from edpsgd.noise import Decay, GaussianSource
 from edpsgd.sampling import Batches
 from edpsgd.settings import Settings
+from edpsgd.units import UnitGradients
 from edpsgd.wrapper import OptimizerWrapper
 
 
@@ -210,11 +211,35 @@ class PrivateOptimizer(OptimizerWrapper):
             scaler: the GradScaler that scaled the loss, if there is one. A worker without data must call
                 ``accumulate(scaler=scaler)`` too before ``scaler.step()``: a GradScaler wants to see something.
         """
-        loss_scale = None
-        if scaler is not None and scaler.is_enabled():
-            loss_scale, self._scaler = amp.loss_scale(scaler, self, self._layers.sum.home), scaler
         self._follow_parameters()
-        self._close_micro_batch(loss_scale, last=False)
+        self._close_micro_batch(self._loss_scale(scaler), last=False)
+
+    def _loss_scale(self, scaler: GradScaler | None) -> torch.Tensor | None:
+        if scaler is None or not scaler.is_enabled():
+            return None
+        self._scaler = scaler
+        return amp.loss_scale(scaler, self, self._layers.sum.home)
+
+    def backward(
+        self, losses: torch.Tensor, units: torch.Tensor | None = None, scaler: GradScaler | None = None
+    ) -> None:
+        """Instead of ``losses.mean().backward()``: clips every unit in one pass, and adds it to the step's sum.
+
+        With unit="example" every loss is a unit. With unit="micro_batch" the losses are grouped as the sampler drew
+        them (``together=True``), or as ``units`` says; without either they are one micro-batch. It may be called
+        several times before ``step()``. ``.grad`` is not used.
+
+        Args:
+            losses: one for each example, (B,), not averaged. Each must depend on its own example only.
+            units: the number of each example's micro-batch in this call, if no sampler knows it.
+            scaler: the GradScaler that scaled the losses, if there is one.
+        """
+        if losses.dim() != 1:
+            raise ValueError(f"losses must be one number for each example, (B,), got shape {tuple(losses.shape)}")
+        self._follow_parameters()
+        loss_scale = self._loss_scale(scaler)
+        numbers, count = self._books.grouping(losses, units, self._settings.unit)
+        self._parts.add_units(self._engine, losses, numbers, count, loss_scale)
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""
@@ -383,6 +408,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._layers = Layers(
             self.param_groups, self._named, self._settings.layer_scaling, self._measured, self._collective.size
         )
+        self._engine = UnitGradients(self._layers.parameters)
 
     def _follow_parameters(self) -> None:
         """Notices parameters that were added, frozen, moved or given to DDP since they were laid out."""

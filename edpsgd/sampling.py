@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Batches(Sampler[list[int]]):
         micro_batches: how many batches a worker draws for a step, None if each example of the draw is one.
         steps_per_epoch: public, and the same on all workers.
         sampling_rate: of Poisson sampling and of rounds of a fixed size, else None.
+        together: whether all batches of a step come as one, for optimizer.backward().
         reach: how many clip norms one example or user can move a step's sum.
         neighbours: the pairs of data sets for which it is that far.
         position: how many steps of this epoch the optimizer has taken.
@@ -42,6 +44,7 @@ class Batches(Sampler[list[int]]):
 
     kind: str
     sampling_rate: float | None = None
+    together: bool = False
     reach: float = 1.0
     neighbours: str = "add/remove or zero-out"
     micro_batches: int | None
@@ -56,7 +59,7 @@ class Batches(Sampler[list[int]]):
         self.epoch, self.position, self.passes, self.moves = 0, 0, 0, 0
         self._begin, self._drawn = 0, 0  # position at the last set_epoch or load; batches handed out in this epoch
         self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(f"batches {seed}".encode()).digest()
-        self._sizes: dict[int, int] = {}  # of the draws that were handed out, by step
+        self._sizes: dict[int, list[int]] = {}  # of the batches that were handed out, by step
         answers = agreement.together(workers, self._prepare)
         agreement.check_alike([description for description, _ in answers])
         self._secret = answers[0][1] or self._secret
@@ -74,7 +77,7 @@ class Batches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """How many batches the epoch has, or the rest of it after a resume."""
-        return max(0, self.steps_per_epoch - self._begin) * (self.micro_batches or 1)
+        return max(0, self.steps_per_epoch - self._begin) * (1 if self.together else self.micro_batches or 1)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the steps that the optimizer has not taken yet, as lists of indices."""
@@ -83,13 +86,14 @@ class Batches(Sampler[list[int]]):
         self._drawn = self.position * (self.micro_batches or 1)
         self._iteration = mine = object()
         for step in range(self.position, self.steps_per_epoch):
-            for batch in self._draw(step):
+            drawn = self._draw(step)
+            self._sizes[step] = [len(batch) for batch in drawn]
+            for batch in [list(chain.from_iterable(drawn))] if self.together else drawn:
                 if self._iteration is not mine:
                     raise RuntimeError(
                         "another iteration or epoch has begun since: take the batches from a new iterator"
                     )
-                self._drawn += 1
-                self._sizes[step] = len(batch)
+                self._drawn += len(drawn) if self.together else 1
                 yield batch
 
     def set_epoch(self, epoch: int) -> None:
@@ -125,7 +129,7 @@ class Batches(Sampler[list[int]]):
         ahead = self._drawn - (self.position + 1) * (self.micro_batches or 1)
         if ahead < 0:
             return f"the sampler has not produced the batches of step {self.position}: take them from it"
-        expected = self.micro_batches or max(1, self._sizes[self.position])
+        expected = self.micro_batches or max(1, sum(self._sizes[self.position]))
         if closed != expected:
             return f"the step has {closed} micro-batches, and the sampler made {expected} for it"
         if ahead > self.read_ahead:
@@ -135,6 +139,13 @@ class Batches(Sampler[list[int]]):
                 "sampler: read_ahead=num_workers * prefetch_factor"
             )
         return None
+
+    def sizes(self, examples: int) -> list[int]:
+        """Of the micro-batches that so many examples are; those of the whole step if its batches came together."""
+        sizes = self._sizes.get(self.position, []) if self.together else [examples]
+        if sum(sizes) != examples:
+            raise ValueError(f"losses must be one for each of the {sum(sizes)} examples of the step, got {examples}")
+        return sizes
 
     def _is_over(self) -> str:
         return f"all {self.steps_per_epoch} steps of this epoch were taken: call optimizer.set_epoch() for the next"
@@ -199,6 +210,7 @@ class ShuffledBatches(Batches):
         examples: the data set or its size, over all workers.
         batch_size: examples in a micro-batch of one worker.
         micro_batches: K, how many batches a worker draws for a step; ``optimizer.accumulate()`` between them.
+        together: whether the K batches of a step come as one, for ``optimizer.backward(losses)``.
         read_ahead: how many batches a DataLoader may draw before they are used, num_workers * prefetch_factor.
         collective: as for PrivateOptimizer; every worker makes its sampler.
         seed: None for a new order in every run.
@@ -218,11 +230,12 @@ class ShuffledBatches(Batches):
         batch_size: int,
         *,
         micro_batches: int = 1,
+        together: bool = False,
         read_ahead: int = 0,
         collective: str | Collective = "auto",
         seed: int | None = None,
     ) -> None:
-        self.batch_size, self.micro_batches = batch_size, micro_batches
+        self.batch_size, self.micro_batches, self.together = batch_size, micro_batches, together
         super().__init__(examples, read_ahead, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
@@ -303,6 +316,7 @@ class PoissonBatches(Batches):
         unit: "micro_batch", or "example" for PrivateOptimizer(unit="example"): a worker's draw is then one batch, of
             which every example is to be a micro-batch of its own.
         micro_batches: K, how many batches a worker's draw is split into; an example is always in the same one.
+        together: whether the K batches of a step come as one, for ``optimizer.backward(losses)``.
         read_ahead: how many batches a DataLoader may draw before they are used, num_workers * prefetch_factor.
         collective: as for PrivateOptimizer.
         seed: None for secret draws. An int repeats them, for tests: ε holds only while it is secret.
@@ -325,11 +339,13 @@ class PoissonBatches(Batches):
         steps_per_epoch: int | None = None,
         unit: str = "micro_batch",
         micro_batches: int = 1,
+        together: bool = False,
         read_ahead: int = 0,
         collective: str | Collective = "auto",
         seed: int | None = None,
     ) -> None:
         self.sampling_rate, self.unit, self._slots, self._steps = sampling_rate, unit, micro_batches, steps_per_epoch
+        self.together = together
         super().__init__(examples, read_ahead, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:

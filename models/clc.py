@@ -37,6 +37,10 @@ class CLC(IntentSlotModel):
         filters: of the character CNN.
         dropout: on the input, between the layers and before the heads.
         word_dropout: how often a word's vector is hidden in training, so that its characters must do.
+
+    Attributes:
+        keeps_apart: whether no two utterances of a batch share any computation, which optimizer.backward() wants; else
+            words that occur twice are looked at once, which is faster.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class CLC(IntentSlotModel):
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(dimension + filters, hidden, layers, batch_first=True, bidirectional=True, dropout=between)
         self.word_dropout = word_dropout
+        self.keeps_apart = False
         nn.init.normal_(self.words.weight, std=0.1)
         with torch.no_grad():
             self.words.weight[0] = 0.0
@@ -96,15 +101,33 @@ class CLC(IntentSlotModel):
         return outputs, hidden.max(dim=1).values
 
     def _inputs(self, batch: Batch) -> torch.Tensor:
+        """The vector of each word, and what the CNN makes of its characters."""
+        place = batch["place"]
+        placed, spelled = self._each_word(batch) if self.keeps_apart else self._distinct_words(batch)
+        if self.training and self.word_dropout > 0:
+            kept = torch.rand(place.shape, device=place.device) >= self.word_dropout
+            placed = placed * kept.unsqueeze(2)
+        return torch.cat([placed, spelled], dim=2)
+
+    def _distinct_words(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Every distinct word of the batch is looked at once, and its features put wherever it stands."""
         place, vectors = batch["place"], self.words(batch["rows"])
         if "made" in batch:  # vectors of words out of the table, made of their subwords
             vectors = torch.cat([vectors, batch["made"]])
-        placed = vectors[place]
-        if self.training and self.word_dropout > 0:
-            kept = torch.rand(place.shape, device=place.device) >= self.word_dropout
-            placed = placed * kept.unsqueeze(2)
-        return torch.cat([placed, self._spelling(batch["characters"])[place]], dim=2)
+        return vectors[place], self._spelling(batch["characters"])[place]
+
+    def _each_word(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, one word at a time: then every row belongs to one utterance, and its gradient too."""
+        place, rows = batch["place"], batch["rows"]
+        if "made" in batch:
+            known, made = len(rows), batch["made"]
+            all_rows = torch.cat([rows, rows.new_zeros(len(made))])
+            own = made[(place - known).clamp(min=0)]
+            vectors = torch.where((place >= known).unsqueeze(2), own, self.words(all_rows[place]))
+        else:
+            vectors = self.words(rows[place])
+        spelled = self._spelling(batch["characters"][place].flatten(0, 1))
+        return vectors, spelled.view(*place.shape, -1)
 
     def _spelling(self, characters: torch.Tensor) -> torch.Tensor:
         """The largest values of the CNN over the characters of each word; longer words beside it change nothing.

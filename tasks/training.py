@@ -14,6 +14,7 @@ import torch
 
 import edpsgd
 from edpsgd.sampling import Batches
+from models.clc import CLC
 from tasks import checkpoints, progress
 from tasks.config import Config
 from tasks.evaluation import evaluate
@@ -58,6 +59,8 @@ class Training:
         self.config, self.workers, self.parts, self.batches, self.folder = config, workers, parts, batches, folder
         self.state = State()
         self.model = parts.model.to(workers.device).train()
+        if isinstance(self.model, CLC):
+            self.model.keeps_apart = config.private == "example"
         workers.broadcast(self.model)
         self._seed = secrets.randbits(62) if config.seed is None else config.seed
         self._rates = _learning_rates(config)
@@ -164,11 +167,25 @@ class Training:
 
     def _private_backward(self, train: Examples, micro_batches: MicroBatches) -> None:
         """One gradient per micro-batch; step() closes the last one if it has a gradient."""
+        if self.config.private == "example":
+            return self._clip_examples(train, [rows[0] for rows in micro_batches if rows], len(micro_batches))
         for number, rows in enumerate(micro_batches, 1):
             if rows:
                 self._mean_loss(train, rows).backward()
             if self.private is not None and (number < len(micro_batches) or not rows):
                 self.private.accumulate()
+
+    def _clip_examples(self, train: Examples, rows: list[int], drawn: int) -> None:
+        """The gradient of every utterance by itself, those of a bucket in one pass; blank ones are empty."""
+        if self.private is None:
+            return
+        for bucket in train.buckets(rows) if rows else ():
+            losses = self.model(to_device(bucket, self.workers.device))
+            self._loss += losses.detach().sum()
+            self.private.backward(losses)
+        self.state.utterances += len(rows)
+        for _ in range(drawn - len(rows)):
+            self.private.accumulate()
 
     def _mean_loss(self, train: Examples, rows: list[int]) -> torch.Tensor:
         """Of the utterances of a micro-batch, computed in buckets of similar length."""

@@ -1,0 +1,5 @@
+"""Gradients of many units, examples or groups of them, in one backward pass."""
+
+from edpsgd.units.engine import UnitGradients
+
+__all__ = ["UnitGradients"]

@@ -1,0 +1,219 @@
+"""One batch: which operations take a parameter, what they receive in the backward pass, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+import torch
+from torch.autograd.graph import Node
+
+from edpsgd.units.attribution import Attribution, Gradients, Knowledge
+from edpsgd.units.cuts import Cut, find_cut
+from edpsgd.units.graph import Graph, shapes
+from edpsgd.units.rows import Layout, Packing, Units
+from edpsgd.units.rules import Received, Use, allows, uses
+from edpsgd.units.sums import LayerGradients, Products, exact
+
+
+class Batch:
+    """The gradients of a batch's units, for all parameters.
+
+    Args:
+        parameters: by name.
+        losses: one for each example.
+        weights: of the losses.
+        units: of the examples.
+        knowledge: of earlier batches; it grows.
+        distrusted: names of parameters to leave to autograd.
+        is_due: whether to look again at what is known.
+
+    Attributes:
+        is_doubtful: whether something must be looked at, for its gradient was zero until now.
+        is_checked: whether something was looked at, so that autograd must be asked too; the graph is then kept.
+        slow: names of parameters that no rule serves in this batch.
+        tolerance: relative, of the precision in which the gradients came.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        losses: torch.Tensor,
+        weights: torch.Tensor,
+        units: Units,
+        knowledge: Knowledge,
+        distrusted: Set[str] = frozenset(),
+        is_due: bool = False,
+    ) -> None:
+        self._parameters, self._losses, self._weights, self._units = parameters, losses, weights, units
+        self._numbers = {name: number for number, name in enumerate(parameters)}
+        self._graph = Graph(losses)
+        self._uses = self._find_uses()
+        self._served: dict[str, list[tuple[Use, Layout]]] = {}
+        self._cut_at: dict[frozenset[tuple[Node, Layout]], list[str]] = {}
+        self.is_checked = self._plan(knowledge, distrusted, is_due) or is_due
+        self.slow = [name for names in self._cut_at.values() for name in names]
+        self._layers: dict[int, LayerGradients] = {}
+        self._cuts: list[Cut] = []
+        self._go_back()
+
+    # ---------------------------------------------------------------- what to look at
+
+    def _find_uses(self) -> dict[str, list[Use]]:
+        leaves = self._graph.leaves
+        trained = {name: p for name, p in self._parameters.items() if id(p) in leaves}
+        return {name: uses(self._graph, leaves[id(p)], p.shape) for name, p in trained.items()}
+
+    def _plan(self, knowledge: Knowledge, distrusted: Set[str], is_due: bool) -> bool:
+        """Rules where they can be used for all that a parameter does; else a cut. Whether something was looked at."""
+        packings = [_packing(found) for found in self._uses.values()]
+        nodes = [use.receiver for found in self._uses.values() for use in found]
+        attribution = Attribution(self._graph, self._gradients, knowledge, packings, nodes, is_due)
+        root = (self._graph.root[0], Layout(0, torch.arange(self._graph.examples), True))
+        for name, found in self._uses.items():
+            if name in distrusted:
+                self._cut_at.setdefault(frozenset([root]), []).append(name)
+                continue
+            served = [(use, _layout_for_rule(attribution, name, use)) for use in found]
+            if all(layout is not None for _, layout in served):
+                self._served[name] = [(use, layout) for use, layout in served if layout is not None]
+            else:
+                cut = self._cut_above(attribution, name, found)
+                at = {node: attribution.layout(node, _key(name, node, "above")) for node in cut}
+                pairs = frozenset(root if layout is None else (node, layout) for node, layout in at.items())
+                self._cut_at.setdefault(pairs, []).append(name)
+        self._doubtful = attribution.doubtful
+        return attribution.has_probed
+
+    def _cut_above(self, attribution: Attribution, name: str, found: Sequence[Use]) -> frozenset[Node]:
+        def tells_apart(node: Node) -> bool:
+            is_single = len(self._graph.used[node]) == 1
+            return is_single and attribution.layout(node, _key(name, node, "above")) is not None
+
+        return find_cut(self._graph, [use.node for use in found], tells_apart)
+
+    # ---------------------------------------------------------------- the backward pass
+
+    def _gradients(self, nodes: Iterable[Node], weights: torch.Tensor, is_last: bool = False) -> dict[Node, Gradients]:
+        """What the nodes receive; parameters get nothing, for nobody asks for it. The last time frees the graph."""
+        edges = [edge for node in dict.fromkeys(nodes) for edge in self._graph.edges(node)]
+        if not edges:
+            return {}
+        found = torch.autograd.grad(
+            [self._losses], edges, [weights.to(self._losses)], retain_graph=not is_last, allow_unused=True
+        )
+        received: dict[Node, list[torch.Tensor | None]] = {}
+        for edge, gradient in zip(edges, found, strict=True):
+            results = received.setdefault(edge.node, [None] * len(shapes(edge.node)))
+            results[edge.output_nr] = gradient
+        return dict(received)
+
+    def _go_back(self) -> None:
+        receivers = [use.receiver for served in self._served.values() for use, _ in served]
+        for served in self._served.values():
+            for use, _ in served:
+                use.hold()
+        nodes = [*receivers, *(node for cut in self._cut_at for node, _ in cut), *self._doubtful]
+        is_last = not (self._cut_at or self._doubtful or self.is_checked)
+        received = self._gradients(nodes, self._weights, is_last)
+        kinds = {one.dtype for results in received.values() for one in results if one is not None}
+        self.is_doubtful = any(bool(one.any()) for node in self._doubtful for one in received[node] if one is not None)
+        self.tolerance = 0.03 if kinds & {torch.bfloat16, torch.float16} else 1e-3
+        products = Products()
+        at: dict[Node, Received] = {}
+        for name, served in self._served.items():
+            layer = LayerGradients(self._parameters[name], self._units.count, products)
+            for use, layout in served:
+                if use.receiver not in at:
+                    at[use.receiver] = Received(received[use.receiver], layout, self._units)
+                if use.rule is not None and any(one is not None for one in received[use.receiver]):
+                    use.rule(use, at[use.receiver], layer)
+            self._layers[self._numbers[name]] = layer
+        self._cuts = [self._make_cut(cut, names, received) for cut, names in self._cut_at.items()]
+
+    def _make_cut(
+        self, cut: Iterable[tuple[Node, Layout]], names: Sequence[str], received: dict[Node, Gradients]
+    ) -> Cut:
+        edges, gradients = [], []
+        for node, layout in cut:
+            for edge in self._graph.edges(node):
+                gradient = received[node][edge.output_nr]
+                if gradient is not None:
+                    edges.append(edge)
+                    gradients.append((gradient, layout))
+        return Cut(edges, gradients, {self._numbers[name]: self._parameters[name] for name in names}, self._units)
+
+    # ---------------------------------------------------------------- results
+
+    def norms(self) -> torch.Tensor:
+        """Units x layers."""
+        found = {number: layer.norms() for number, layer in self._layers.items()}
+        for cut in self._cuts:
+            found.update(cut.norms())
+        home = self._losses.device
+        none = torch.zeros(self._units.count, device=home)
+        columns = [found[number].to(home) if number in found else none for number in range(len(self._parameters))]
+        dtype = torch.float32
+        for column in columns:
+            dtype = torch.promote_types(dtype, column.dtype)
+        return torch.stack([column.to(dtype) for column in columns], dim=1)
+
+    def drop(self, units: torch.Tensor) -> None:
+        """Makes the gradients of some units zero."""
+        for layer in self._layers.values():
+            layer.drop(units)
+        for cut in self._cuts:
+            cut.drop(units)
+
+    def add_weighted_(self, sums: Sequence[torch.Tensor], factors: torch.Tensor) -> None:
+        """Adds each unit's gradient times its factor."""
+        for number in self._layers:
+            self._add_layer_(number, sums[number], factors if factors.dim() == 1 else factors[:, number])
+        for cut in self._cuts:
+            cut.add_weighted_(sums, factors)
+
+    def _add_layer_(self, number: int, total: torch.Tensor, factors: torch.Tensor) -> None:
+        precise = exact(total)  # the same tensor, but for half precision
+        self._layers[number].add_weighted_(precise, factors.to(precise))
+        if precise is not total:
+            total.copy_(precise)
+
+    def both(self, factors: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """The number of each layer, its weighted sum, and the same by autograd alone; few of them at a time."""
+        weights = self._weights * factors.to(self._weights)[self._units.of_examples.to(self._weights.device)]
+        trained = {number: p for number, p in enumerate(self._parameters.values()) if p.requires_grad}
+        found = torch.autograd.grad(
+            [self._losses], list(trained.values()), [weights], retain_graph=True, allow_unused=True
+        )
+        expected = {n: one for n, one in zip(trained, found, strict=True) if one is not None}
+        by_cuts = {n: torch.zeros_like(p) for cut in self._cuts for n, p in cut.parameters.items()}
+        for cut in self._cuts:
+            cut.add_weighted_(by_cuts, factors)
+        for number, parameter in trained.items():
+            total = by_cuts.get(number, torch.zeros_like(parameter))
+            if number in self._layers:
+                self._add_layer_(number, total, factors)
+            yield number, total, expected.pop(number, torch.zeros_like(total))
+
+
+def _key(name: str, node: Node, how: object) -> tuple[object, ...]:
+    return name, node.name(), how, len(shapes(node)[0])
+
+
+def _layout_for_rule(attribution: Attribution, name: str, use: Use) -> Layout | None:
+    """None if the rule is missing, or the layout."""
+    if use.rule is None:
+        return None
+    layout = attribution.layout(use.receiver, _key(name, use.receiver, use.slot))
+    return layout if layout is not None and allows(use, layout) else None
+
+
+def _packing(found: Sequence[Use]) -> Packing:
+    """How many sequences have each step, if these are the steps of a recurrent layer."""
+    sizes: list[int] = []
+    for use in found:
+        shape = shapes(use.node)[0]
+        if use.node.name() == "MkldnnRnnLayerBackward0":
+            sizes.extend([shape[1]] * shape[0])
+        elif use.node.name() == "AddmmBackward0":
+            sizes.append(shape[0])
+    return tuple(sorted(sizes, reverse=True))

@@ -1,0 +1,116 @@
+"""Parameters without a rule: gradients by autograd, unit by unit, from the nearest place that tells units apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+from edpsgd.units.graph import Graph
+from edpsgd.units.rows import Layout, Units
+
+Sums = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
+_FAR = 40  # nodes to look at before the losses themselves are taken
+
+
+def find_cut(graph: Graph, begin: Sequence[Node], tells_apart: Callable[[Node], bool]) -> frozenset[Node]:
+    """The nodes nearest above some others that tell units apart: every way to the losses goes through one of them.
+
+    None of them is below another one, so that nothing counts twice.
+    """
+    refused: set[Node] = set()
+
+    def is_taken(node: Node) -> bool:
+        return node not in refused and tells_apart(node)
+
+    while True:
+        cut = _climb(graph, begin, is_taken)
+        doubled = {node for one in cut for node in graph.below(one) & cut}
+        if not doubled:
+            return frozenset(cut)
+        refused |= doubled
+
+
+def _climb(graph: Graph, begin: Sequence[Node], tells_apart: Callable[[Node], bool]) -> set[Node]:
+    root = graph.root[0]
+    cut: set[Node] = set()
+    seen, stack = set(begin), list(begin)
+    while stack:
+        node = stack.pop()
+        if node is root or tells_apart(node):
+            cut.add(node)
+            continue
+        above = {consumer for consumer, _ in graph.consumers[node]} - seen
+        seen |= above
+        stack.extend(above)
+        if len(seen) > _FAR:
+            return {root}
+    return cut
+
+
+class Cut:
+    """Gradients of some parameters for each unit, by autograd from a cut downwards.
+
+    Args:
+        edges: of the nodes of the cut.
+        gradients: what they receive, and how the examples lie in it.
+        parameters: the layers, by number.
+        units: of the batch.
+    """
+
+    def __init__(
+        self,
+        edges: Sequence[GradientEdge],
+        gradients: Sequence[tuple[torch.Tensor, Layout]],
+        parameters: dict[int, torch.Tensor],
+        units: Units,
+    ) -> None:
+        self._edges, self._gradients, self.parameters, self._units = list(edges), gradients, parameters, units
+        self._dropped: torch.Tensor | None = None
+
+    def _backward(self, factors: torch.Tensor, numbers: Sequence[int]) -> list[torch.Tensor | None]:
+        """Gradients of the sum over all units, each times its factor."""
+        if self._dropped is not None:
+            factors = factors.masked_fill(self._dropped.to(factors.device), 0.0)
+        scaled = []
+        for gradient, layout in self._gradients:
+            of_examples = factors.to(gradient)[self._units.of_examples.to(gradient.device)]
+            weights = layout.along(of_examples, gradient)
+            scaled.append(torch.where(weights == 0, 0.0, gradient * weights))  # also if the gradient is NaN
+        wanted = [self.parameters[number] for number in numbers]
+        return list(torch.autograd.grad(self._edges, wanted, scaled, retain_graph=True, allow_unused=True))
+
+    def drop(self, units: torch.Tensor) -> None:
+        """Leaves some units out of all sums."""
+        self._dropped = units
+
+    def norms(self) -> dict[int, torch.Tensor]:
+        """Of all units, for each layer."""
+        numbers = list(self.parameters)
+        found = {n: self._zeros(parameter) for n, parameter in self.parameters.items()}
+        for unit in self._units.present:
+            only = torch.zeros(self._units.count)
+            only[unit] = 1.0
+            for number, gradient in zip(numbers, self._backward(only, numbers), strict=True):
+                if gradient is not None:
+                    found[number][unit] = torch.linalg.vector_norm(gradient, dtype=found[number].dtype)
+        return found
+
+    def _zeros(self, parameter: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return torch.zeros(self._units.count, dtype=dtype, device=parameter.device)
+
+    def add_weighted_(self, sums: Sums, factors: torch.Tensor) -> None:
+        """Adds the weighted sums of the units' gradients; one pass if all layers have the same factors."""
+        numbers = list(self.parameters)
+        if factors.dim() == 1:
+            self._add(sums, factors, numbers)
+        else:
+            for number in numbers:
+                self._add(sums, factors[:, number], [number])
+
+    def _add(self, sums: Sums, factors: torch.Tensor, numbers: Sequence[int]) -> None:
+        for number, gradient in zip(numbers, self._backward(factors, numbers), strict=True):
+            if gradient is not None:
+                sums[number].add_(gradient)

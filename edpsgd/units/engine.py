@@ -1,0 +1,174 @@
+"""Gradients of many units in one backward pass: each unit's norm, and the sum with a factor for each unit.
+
+A unit is an example, or a group of examples. The data gradient flows once through the graph that the forward pass
+recorded, whatever the model is made of. On its way the gradients of those operations are kept that take a parameter,
+and with what autograd saved of their inputs they give norms and weighted sums, without a gradient for each unit.
+The model itself is not touched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from edpsgd.units.attribution import Knowledge
+from edpsgd.units.batch import Batch
+from edpsgd.units.rows import Units
+from edpsgd.units.sums import exact
+
+
+class UnitGradients:
+    """Norms and weighted sums of the gradients of single examples, or of groups, for any model.
+
+    An example's loss must not depend on other examples. Where the rows of an operation belong to is found out on the
+    first batch, and looked at again on batches 2, 4, 8 and so on and whenever something new appears. Then some units
+    are also compared with plain autograd. What does not agree, or has rows of several examples, is left to autograd,
+    one unit at a time, with a warning: slow, but right.
+
+    Args:
+        parameters: the trained ones, by name.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> engine = UnitGradients(dict(model.named_parameters()))
+        >>> inputs = torch.tensor([[3.0, 4.0], [0.6, 0.8]])
+        >>> engine.backward(model(inputs).squeeze(1))  # norms: examples x (weight, bias)
+        tensor([[5., 1.],
+                [1., 1.]])
+        >>> sums = [torch.zeros_like(p) for p in model.parameters()]
+        >>> engine.add_weighted_(sums, torch.tensor([0.2, 1.0]))
+        >>> sums[0]
+        tensor([[1.2000, 1.6000]])
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        if not parameters:
+            raise ValueError("parameters must have at least one entry, got none")
+        if len({id(parameter) for parameter in parameters.values()}) < len(parameters):
+            raise ValueError("parameters must have one name each, got a tensor under two names")
+        self._parameters = dict(parameters)
+        self._knowledge = Knowledge()
+        self._distrusted: set[str] = set()
+        self._warned: set[str] = set()
+        self._batches, self._is_unproven = 0, False
+        self._batch: Batch | None = None
+        self._has_batch = False
+
+    def backward(
+        self,
+        losses: torch.Tensor,
+        units: torch.Tensor | None = None,
+        count: int | None = None,
+        reduction: str = "mean",
+    ) -> torch.Tensor:
+        """Goes through the graph once. ``.grad`` of the parameters stays as it is.
+
+        Args:
+            losses: one for each example.
+            units: the number of each example's unit; None if each example is its own.
+            count: how many units there are, as some may be empty; None for the largest number plus one.
+            reduction: "mean" or "sum" of the losses of a unit.
+
+        Returns:
+            Norms, units x layers, in the order of ``parameters``; 0 where a unit has no gradient.
+        """
+        groups = _groups(losses, units, count, reduction)
+        self.release()
+        if len(losses) == 0:
+            self._has_batch = True
+            return torch.zeros((groups.count, len(self._parameters)), device=losses.device)
+        losses = exact(losses)
+        weights = torch.ones_like(losses, requires_grad=False)
+        if reduction == "mean":
+            weights = weights / groups.sizes()[groups.of_examples].to(weights)
+        self._batch, norms = self._proven(losses, weights, groups)
+        self._has_batch = True
+        is_broken = ~torch.isfinite(norms).all(1)
+        if bool(is_broken.any()):
+            self._batch.drop(is_broken)
+        return norms
+
+    def add_weighted_(self, sums: Sequence[torch.Tensor], factors: torch.Tensor) -> None:
+        """Adds the units' gradients, each times its factor, to ``sums``.
+
+        A unit with a norm that is not finite adds nothing.
+
+        Args:
+            sums: a tensor for each layer, in the order of ``parameters``.
+            factors: one for each unit, or units x layers.
+        """
+        if not self._has_batch:
+            raise RuntimeError("add_weighted_() comes after backward() and before release()")
+        if self._batch is not None:
+            self._batch.add_weighted_(sums, factors)
+
+    def release(self) -> None:
+        """Forgets the batch; what was learned about the model stays."""
+        self._batch, self._has_batch = None, False
+
+    # ---------------------------------------------------------------- proof
+
+    def _proven(self, losses: torch.Tensor, weights: torch.Tensor, groups: Units) -> tuple[Batch, torch.Tensor]:
+        """Compares what is new with autograd, and does without the rules that fail."""
+        self._batches += 1
+        is_due = self._is_unproven or self._batches & (self._batches - 1) == 0
+        while True:
+            batch = Batch(self._parameters, losses, weights, groups, self._knowledge, self._distrusted, is_due)
+            if batch.is_doubtful:
+                is_due = True
+                continue
+            norms = batch.norms()
+            wrong = self._compare(batch, norms, groups) if batch.is_checked else []
+            if not wrong:
+                self._warn(batch.slow, "their operations have no rule, or rows that belong to several examples")
+                return batch, norms
+            self._warn(wrong, "the rules for them do not agree with autograd")
+            self._distrusted.update(wrong)
+
+    def _compare(self, batch: Batch, norms: torch.Tensor, groups: Units) -> list[str]:
+        """Names of the parameters for which some units' norms, or their weighted sum, are not what autograd says."""
+        self._is_unproven = not bool(torch.isfinite(norms).all())
+        if self._is_unproven:  # NaN spreads in plain autograd
+            return []
+        present, wrong = groups.present, set()
+        slack = 0.01 * batch.tolerance * float(norms.norm()) / len(present) ** 0.5
+        for unit in {present[0], present[len(present) // 2], present[-1]}:
+            factors = torch.zeros(groups.count, device=norms.device)
+            factors[unit] = -1.0
+            for number, found, expected in batch.both(factors):
+                size = float(expected.norm())
+                off = max(abs(size - float(norms[unit, number])), float(found.sub_(expected).norm()))
+                if off > batch.tolerance * size + slack:
+                    wrong.add(number)
+        names = [name for number, name in enumerate(self._parameters) if number in wrong]
+        return [name for name in names if name not in self._distrusted]
+
+    def _warn(self, names: Iterable[str], reason: str) -> None:
+        new = [name for name in names if name not in self._warned]
+        self._warned.update(new)
+        if new:
+            message = f"gradients for {', '.join(new)} are computed unit by unit, which is slow: {reason}"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _groups(losses: torch.Tensor, units: torch.Tensor | None, count: int | None, reduction: str) -> Units:
+    """The units, if all arguments are right."""
+    if losses.dim() != 1 or not losses.is_floating_point():
+        raise ValueError(
+            f"losses must be one number for each example, got {losses.dtype} of shape {tuple(losses.shape)}"
+        )
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be mean or sum, got {reduction!r}")
+    if units is None:
+        if count not in (None, len(losses)):
+            raise ValueError(f"count must be the number of losses, {len(losses)}, where units is None, got {count!r}")
+        return Units(None, len(losses), len(losses))
+    if units.shape != losses.shape or units.dtype is not torch.int64:
+        raise ValueError(f"units must be {len(losses)} int64 numbers, got {units.dtype} of shape {tuple(units.shape)}")
+    numbers = units.cpu()
+    least, largest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
+    if least < 0 or (count is not None and largest >= count):
+        raise ValueError(f"units must lie between 0 and count - 1, got {least} to {largest} and count {count}")
+    return Units(numbers, largest + 1 if count is None else count, len(losses))

@@ -1,0 +1,169 @@
+"""The gradients of all units for one parameter, kept in factors: their norms, and their weighted sum.
+
+A matrix's gradient is Σ lᵢ rᵢᵀ over the rows i of a unit, as a rule with the output gradient l and the input r. Its
+squared norm is Σ (lᵢ·lⱼ)(rᵢ·rⱼ) over pairs of rows: no unit's own gradient need be made.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from edpsgd.units.rows import Rows
+
+_CHUNK = 1 << 22  # elements that may be made at a time
+_LITTLE = 1 << 17  # elements that may be kept whatever the batch is
+
+
+class Products:
+    """Scalar products of the rows of each unit; made once for a matrix that several layers read."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], tuple[torch.Tensor, Rows, torch.Tensor]] = {}
+
+    def of(self, matrix: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Units x rows x rows."""
+        key = (matrix.data_ptr(), matrix.shape, matrix.stride(), id(rows))
+        if key not in self._made:  # the matrix is kept too: no other one gets its address
+            blocks = rows.blocks(exact(matrix))
+            self._made[key] = (matrix, rows, torch.bmm(blocks, blocks.mT))
+        return self._made[key][2]
+
+
+def exact(values: torch.Tensor) -> torch.Tensor:
+    """In single precision at least."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+class LayerGradients:
+    """What the units' gradients for one parameter are made of. Everything that is added counts, with cross terms.
+
+    Args:
+        parameter: the layer.
+        units: how many there are.
+        products: those of the batch.
+    """
+
+    def __init__(self, parameter: torch.Tensor, units: int, products: Products) -> None:
+        self._parameter, self._units, self._products = parameter, units, products
+        self._height = parameter.shape[0] if parameter.dim() > 1 else parameter.numel()
+        self._width = parameter.numel() // max(1, self._height)
+        self._dense: list[tuple[torch.Tensor, torch.Tensor, Rows]] = []
+        self._sparse: list[tuple[torch.Tensor, torch.Tensor, Rows]] = []
+        self._own: torch.Tensor | None = None  # units x elements
+
+    def add_products(self, left: torch.Tensor, right: torch.Tensor, rows: Rows) -> None:
+        """Adds Σ leftᵢ rightᵢᵀ over the rows of each unit."""
+        self._dense.append((left, right, rows))
+
+    def add_chosen(self, numbers: torch.Tensor, right: torch.Tensor, rows: Rows) -> None:
+        """Adds rightᵢ to the row of the parameter that has the number numbersᵢ, for the rows of each unit."""
+        self._sparse.append((numbers, right, rows))
+
+    def add_own(self, gradients: torch.Tensor) -> None:
+        """Adds a gradient for each unit, in a tensor that nobody else needs."""
+        flat = exact(gradients.reshape(self._units, -1))
+        self._own = flat if self._own is None else self._own.add_(flat)
+
+    def own(self) -> torch.Tensor:
+        """Gradients of the units that others may add to: units x elements."""
+        if self._own is None:
+            dtype = torch.promote_types(self._parameter.dtype, torch.float32)
+            self._own = self._parameter.new_zeros((self._units, self._parameter.numel()), dtype=dtype)
+        return self._own
+
+    def norms(self) -> torch.Tensor:
+        """One for each unit."""
+        self._join()
+        if self._own is not None or self._is_small():
+            self._make_own()
+        if self._own is not None:
+            return self._own.square().sum(1).sqrt()
+        squares = [self._dense_squares(*one) for one in self._dense] + [self._sparse_squares(*s) for s in self._sparse]
+        squares += [2.0 * self._cross(*d, *s) for d in self._dense for s in self._sparse]
+        if not squares:
+            return self._parameter.new_zeros(self._units)
+        return torch.stack(squares).sum(0).clamp(min=0.0).sqrt()
+
+    def add_weighted_(self, total: torch.Tensor, factors: torch.Tensor) -> None:
+        """Adds the sum of the units' gradients, each times its factor."""
+        matrix = total.view(self._height, self._width)
+        if self._own is not None:
+            total.view(-1).add_(self._own.T @ factors.to(self._own.dtype))
+            return
+        for left, right, rows in self._dense:
+            left, right, weights = exact(left), exact(right), factors[rows.units].unsqueeze(1)
+            scaled = (left * weights, right) if left.shape[1] <= right.shape[1] else (left, right * weights)
+            matrix.addmm_(scaled[0].to(matrix.dtype).T, scaled[1].to(matrix.dtype))
+        for numbers, right, rows in self._sparse:
+            right = exact(right)
+            matrix.index_add_(0, numbers, (right * factors[rows.units].unsqueeze(1)).to(matrix.dtype))
+
+    def drop(self, units: torch.Tensor) -> None:
+        """Makes the gradients of some units zero, whatever they hold: NaN times a factor of zero would be NaN."""
+        if self._own is not None:
+            self._own[units] = 0.0
+        for parts in (self._dense, self._sparse):
+            for number, (first, second, rows) in enumerate(parts):
+                is_dropped = units[rows.units]
+                first = first.masked_fill(is_dropped.unsqueeze(1), 0.0) if parts is self._dense else first
+                parts[number] = (first, second.masked_fill(is_dropped.unsqueeze(1), 0.0), rows)
+
+    # ---------------------------------------------------------------- choices
+
+    def _join(self) -> None:
+        """One matrix for all dense parts and one for all sparse ones."""
+        for parts in (self._dense, self._sparse):
+            if len(parts) > 1:
+                first, second, rows = zip(*parts, strict=True)
+                parts[:] = [(torch.cat(first), torch.cat(second), Rows.joined(rows))]
+
+    def _is_small(self) -> bool:
+        """Whether to keep the units' own gradients, which then make the sum too: few steps, and little memory."""
+        size = self._height * self._width
+        if self._dense:
+            left, right, rows = self._dense[0]
+            steps = rows.most * (left.shape[1] + right.shape[1])
+            return size <= 4 * steps and self._units * size <= max(_LITTLE, 2 * left.numel() + 2 * right.numel())
+        return bool(self._sparse) and self._units * self._height <= 4 * len(self._sparse[0][2])
+
+    def _is_wide(self, left: torch.Tensor, right: torch.Tensor, rows: Rows) -> bool:
+        """Whether products of rows take fewer steps than the units' own gradients."""
+        return self._height * self._width > rows.most * (left.shape[1] + right.shape[1])
+
+    def _make_own(self) -> None:
+        own = self.own().view(self._units, self._height, self._width)
+        for left, right, rows in self._dense:
+            own.baddbmm_(rows.blocks(exact(left)).mT, rows.blocks(exact(right)))
+        for numbers, right, rows in self._sparse:
+            places = rows.units * self._height + numbers
+            own.view(-1, self._width).index_add_(0, places, exact(right).to(own.dtype))
+        self._dense, self._sparse = [], []
+
+    # ---------------------------------------------------------------- squared norms
+
+    def _dense_squares(self, left: torch.Tensor, right: torch.Tensor, rows: Rows) -> torch.Tensor:
+        if self._is_wide(left, right, rows):
+            return (self._products.of(left, rows) * self._products.of(right, rows)).sum((1, 2))
+        lefts, rights = rows.blocks(exact(left)), rows.blocks(exact(right))
+        at_once = max(1, _CHUNK // (self._height * self._width))
+        parts = [slice(begin, begin + at_once) for begin in range(0, self._units, at_once)]
+        return torch.cat([torch.bmm(lefts[part].mT, rights[part]).square().sum((1, 2)) for part in parts])
+
+    def _sparse_squares(self, numbers: torch.Tensor, right: torch.Tensor, rows: Rows) -> torch.Tensor:
+        blocks = rows.blocks(numbers)  # where they are filled up, the products are zero
+        are_equal = blocks.unsqueeze(1) == blocks.unsqueeze(2)
+        return (self._products.of(right, rows) * are_equal).sum((1, 2))
+
+    def _cross(
+        self,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        rows: Rows,
+        numbers: torch.Tensor,
+        others: torch.Tensor,
+        other_rows: Rows,
+    ) -> torch.Tensor:
+        """Products of dense parts with sparse ones: what the left rows have at the numbers, times the right rows."""
+        places = other_rows.blocks(numbers).unsqueeze(1).expand(-1, rows.most, -1)  # filled up rows are zero
+        picked = rows.blocks(exact(left)).gather(2, places)
+        return (picked * torch.bmm(rows.blocks(exact(right)), other_rows.blocks(exact(others)).mT)).sum((1, 2))

@@ -1,0 +1,278 @@
+"""The engine on whole models; what it does when its rules fail, and with bad or missing numbers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from edpsgd.units import UnitGradients
+from edpsgd.units import rules as unit_rules
+from tests import small_models
+from tests.small_models import Said
+from tests.unit_loop import Fast, check, trained
+
+SAID = [
+    Said([0, 1, 2], [0, 1, 2], 1),
+    Said([0, 2], [1, 1], 2),
+    Said([3, 4, 5, 6], [1, 1, 0, 2], 0),
+    Said([7], [1], 3),
+    Said([2, 2, 8, 1], [0, 0, 1, 2], 1),
+    Said([6, 0], [2, 1], 0),
+    Said([1, 1, 1], [0, 0, 0], 2),
+    Said([5, 3, 0], [1, 2, 0], 2),
+]
+
+
+@pytest.mark.parametrize("kind", ["bert", "clc"])
+def test_both_models_with_dropout(kind: str) -> None:
+    """Several batches: other sizes, other orders; units of 1, 2, 4 and 8 examples, and an empty one."""
+    model = small_models.tiny(kind).train()
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if kind == "clc" else "error", RuntimeWarning)  # CLC shares words: see below
+        for said in (SAID, SAID[::-1], SAID[2:5], SAID[:1]):
+            check(engine, model, model(small_models.batch(kind, said)))
+        for units in ([0, 0, 1, 1, 2, 2, 3, 3], [1, 0, 1, 0, 3, 3, 0, 1], [0] * 8):
+            check(engine, model, model(small_models.batch(kind, SAID)), torch.tensor(units), max(units) + 2)
+
+
+def test_word_rows_that_utterances_share_are_left_to_autograd() -> None:
+    model = small_models.tiny("clc")
+    engine = UnitGradients(trained(model))
+    with pytest.warns(RuntimeWarning, match="words.weight, characters.weight, convolution.weight, convolution.bias"):
+        engine.backward(model(small_models.batch("clc", SAID)))
+    with Fast():  # says it once
+        engine.backward(model(small_models.batch("clc", SAID)))
+
+
+class Shared(nn.Module):
+    """Distinct rows are looked at once, and their features put wherever they stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, rows: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows)[place].tanh().sum((1, 2))
+
+
+def test_shared_rows_are_noticed_even_if_the_first_batches_share_nothing() -> None:
+    """The shapes are those of rows that lie example by example, in all batches."""
+    torch.manual_seed(0)
+    model = Shared()
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for place in [[[0, 1], [2, 3]]] * 4 + [[[0, 2], [2, 3]], [[3, 2], [1, 1]]]:
+            check(engine, model, model(torch.randn(4, 3), torch.tensor(place)))
+
+
+def test_rows_are_looked_at_when_their_gradient_is_no_longer_zero() -> None:
+    """As in low-rank adapters, which begin with a zero matrix: the rows are seen to be mixed in the third batch."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"below": nn.Linear(3, 3), "above": nn.Linear(3, 2)})
+    nn.init.zeros_(model["above"].weight)
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for number in range(3):
+            hidden = model["below"](torch.randn(4, 3)).tanh()
+            check(engine, model, model["above"](hidden - hidden.mean(0)).exp().sum(1))
+            if number == 1:
+                nn.init.normal_(model["above"].weight)
+
+
+def test_examples_of_other_lengths_are_noticed_even_if_all_were_alike_at_first() -> None:
+    """Four rows of two examples each time, put together without padding; the third batch has one of length 1."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    engine = UnitGradients(trained(layer))
+    for lengths in ([2, 2], [2, 2], [3, 1], [1, 3], [2, 2]):
+        rows = torch.cat([torch.randn(length, 3) for length in lengths])
+        losses = torch.stack([part.square().sum() for part in layer(rows).split(lengths)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            check(engine, layer, losses)
+
+
+def test_a_model_that_shares_no_words_needs_no_loop() -> None:
+    model = small_models.tiny("clc").train()
+    model.keeps_apart = True
+    engine = UnitGradients(trained(model))
+    with Fast():
+        for said in (SAID, SAID[::-1], SAID[2:5], SAID[:1]):
+            check(engine, model, model(small_models.batch("clc", said)))
+        check(engine, model, model(small_models.batch("clc", SAID)), torch.tensor([1, 0, 1, 0, 3, 3, 0, 1]), 4)
+
+
+class Odd(nn.Module):
+    """Operations without rules, and rows that no single example owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = nn.Linear(4, 4)
+        self.normal = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.batch = nn.BatchNorm1d(4)
+        self.mixed = nn.Bilinear(4, 4, 3)
+        self.places = nn.Parameter(torch.randn(9, 4))
+        self.masked = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.below(x).tanh() + self.places[: x.shape[1]]
+        hidden = self.normal(hidden).tanh()
+        kept = torch.zeros(*mask.shape, 2).index_put((mask,), self.masked(hidden[mask]))
+        pooled = self.batch(hidden.mean(1))
+        return self.mixed(pooled, pooled).square().sum(1) + kept.square().sum((1, 2))
+
+
+def test_what_has_no_rule_is_right_all_the_same() -> None:
+    torch.manual_seed(0)
+    model = Odd()
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for examples, steps in ((4, 3), (3, 3), (6, 2)):
+            x = torch.randn(examples, steps, 4)
+            check(engine, model, model(x, torch.rand(examples, steps) > 0.3))
+        check(engine, model, model(x, torch.ones(6, 2, dtype=torch.bool)), torch.tensor([0, 2, 0, 2, 2, 0]), 4)
+
+
+def test_a_wrong_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, and autograd takes over; other layers keep their rules."""
+    rule, fits = unit_rules.RULES["AddmmBackward0"]
+
+    def wrong(use: unit_rules.Use, received: unit_rules.Received, layer: object) -> None:
+        rule(use, received, layer)
+        if use.slot == 2:
+            rule(use, received, layer)
+
+    monkeypatch.setitem(unit_rules.RULES, "AddmmBackward0", (wrong, fits))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    engine = UnitGradients(trained(model))
+    with pytest.warns(RuntimeWarning, match="for 0.weight, 2.weight are .* do not agree"):
+        check(engine, model, model(torch.randn(5, 3)).sum(1))
+    with Fast():
+        check(engine, model, model(torch.randn(5, 3)).sum(1))
+
+
+def test_frozen_and_unused_layers() -> None:
+    """A frozen layer below and between trained ones; a layer that no batch, and one that only some batches use."""
+    torch.manual_seed(0)
+    parts = {name: nn.Linear(3, 3) for name in ("frozen", "low", "between", "high", "never", "seldom")}
+    model = nn.ModuleDict(parts)
+    model["frozen"].requires_grad_(False)
+    model["between"].requires_grad_(False)
+    engine = UnitGradients(trained(model))
+    for number in range(3):
+        hidden = model["high"](model["between"](model["low"](model["frozen"](torch.randn(4, 2, 3)))).tanh())
+        losses = (model["seldom"](hidden) if number == 1 else hidden).square().sum((1, 2))
+        with Fast():
+            check(engine, model, losses)
+    names = list(trained(model))
+    assert not engine.backward(model["high"](torch.randn(4, 3)).sum(1))[:, names.index("never.weight")].any()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_mean_and_sum_by_hand(reduction: str) -> None:
+    """Inputs (3, 4) and (3, -4) in one unit, (0, 1) in another, none in the third."""
+    layer = nn.Linear(2, 1)
+    losses = layer(torch.tensor([[3.0, 4.0], [0.0, 1.0], [3.0, -4.0]])).squeeze(1)
+    norms = UnitGradients(trained(layer)).backward(losses, torch.tensor([0, 1, 0]), 3, reduction)
+    size = 2.0 if reduction == "sum" else 1.0
+    torch.testing.assert_close(norms, torch.tensor([[3.0 * size, size], [1.0, 1.0], [0.0, 0.0]]))
+
+
+def test_units_with_nan_harm_no_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    engine = UnitGradients(trained(model))
+    numbers = torch.tensor([[0, 1], [2, 2], [3, 4]])
+    for number in range(5):  # batches that are checked, and one that is not
+        hidden = model(numbers)
+        sick = hidden * torch.tensor([1.0, math.nan if number % 2 else math.inf, 1.0]).view(3, 1, 1)
+        norms = engine.backward(sick.square().sum((1, 2)))
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        engine.add_weighted_(sums, torch.ones(3))
+        well = model(numbers[[0, 2]]).square().sum((1, 2))
+        expected = torch.autograd.grad(well.sum(), list(model.parameters()))
+        assert torch.isfinite(norms).all(1).tolist() == [True, False, True]
+        torch.testing.assert_close(sums, list(expected))
+
+
+def test_half_precision() -> None:
+    """Under autocast, to the precision of bfloat16; the sums are in single precision."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    engine = UnitGradients(trained(model))
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = model(torch.randint(0, 9, (4, 6))).float().square().sum((1, 2))
+        with Fast():
+            check(engine, model, losses, tolerance=0.02)
+
+
+def test_a_model_in_half_precision() -> None:
+    """Also its sums, and losses of which three make a unit: a third is no number of bfloat16."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4).bfloat16()
+    engine = UnitGradients(trained(model))
+    losses = model(torch.randn(6, 8).bfloat16()).square().sum(1)
+    with Fast():
+        check(engine, model, losses, torch.tensor([0, 1, 0, 1, 0, 1]), 2, tolerance=0.02)
+
+
+def test_the_model_is_left_alone() -> None:
+    """No hooks, nothing in its state, and random numbers go on as they would have."""
+    model = small_models.tiny("bert").train()
+    before = copy.deepcopy(model.state_dict())
+    losses = model(small_models.batch("bert", SAID))
+    state = torch.get_rng_state()
+    engine = UnitGradients(trained(model))
+    engine.backward(losses)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    assert all(p.grad is None for p in model.parameters())
+    pickle.loads(pickle.dumps(copy.deepcopy(model)))
+
+
+def test_no_examples() -> None:
+    model = nn.Linear(2, 1)
+    engine = UnitGradients(trained(model))
+    assert engine.backward(model(torch.zeros(0, 2)).squeeze(1)).shape == (0, 2)
+    norms = engine.backward(model(torch.zeros(0, 2)).squeeze(1), torch.zeros(0, dtype=torch.int64), 3)
+    sums = [torch.ones(1, 2), torch.ones(1)]
+    engine.add_weighted_(sums, torch.ones(3))
+    assert norms.tolist() == [[0.0, 0.0]] * 3
+    assert sums[0].tolist() == [[1.0, 1.0]]
+
+
+def test_bad_arguments() -> None:
+    model = nn.Linear(2, 1)
+    engine = UnitGradients(trained(model))
+    losses = model(torch.ones(3, 2)).squeeze(1)
+    with pytest.raises(ValueError, match=r"losses must be one number for each example, got .* \(3, 1\)"):
+        engine.backward(losses.unsqueeze(1))
+    with pytest.raises(ValueError, match="losses must come from the model"):
+        engine.backward(losses.detach())
+    with pytest.raises(ValueError, match="reduction must be mean or sum, got 'max'"):
+        engine.backward(losses, reduction="max")
+    with pytest.raises(ValueError, match="units must be 3 int64 numbers"):
+        engine.backward(losses, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="units must lie between 0 and count - 1, got 0 to 2 and count 2"):
+        engine.backward(losses, torch.tensor([0, 1, 2]), 2)
+    with pytest.raises(ValueError, match="count must be the number of losses, 3"):
+        engine.backward(losses, count=4)
+    with pytest.raises(ValueError, match="parameters must have at least one"):
+        UnitGradients({})
+    with pytest.raises(ValueError, match="under two names"):
+        UnitGradients({"one": model.weight, "two": model.weight})
+    with pytest.raises(RuntimeError, match="after backward"):
+        engine.add_weighted_([], torch.ones(3))
