@@ -1,0 +1,44 @@
+"""optimizer.backward(losses) on every worker: the step is that of one process with a backward for each unit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from edpsgd.collectives import resolve
+from tests.common import private
+
+WORDS = torch.randint(0, 7, (12, 5), generator=torch.Generator().manual_seed(1))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.gru, self.out = nn.Embedding(7, 4), nn.GRU(4, 3, batch_first=True), nn.Linear(3, 1)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.out(self.gru(self.embed(words))[0]).square().sum(dim=(1, 2))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_workers_equal_a_loop_in_one_process(size, clipping) -> None:
+    """Units of one example, and of two; each worker has an equal share of them."""
+    workers, model = resolve("auto"), Model()
+    settings = {"clip_norm": 0.3, "noise_multiplier": 0.0, "clipping": clipping}
+    unit = {"unit": "example", "divisor": 12} if size == 1 else {"unit": "micro_batch"}
+    reference = copy.deepcopy(model)
+    optimizer, loop = private(model, **settings, **unit), private(reference, collective="local", **settings, **unit)
+    own = WORDS.view(workers.size, -1, 5)[workers.rank]
+    optimizer.backward(model(own), None if size == 1 else torch.arange(len(own)) // size)
+    optimizer.step()
+    for rows in WORDS.split(size):
+        reference(rows).mean().backward()
+        loop.accumulate()
+    loop.step()
+    for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
