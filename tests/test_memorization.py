@@ -1,6 +1,7 @@
 """The federated secret sharer in small: SGD memorises what a few users say often, DP-FedAvg does not.
 
-The benchmark (benchmarks/memorization.py) has the tables; this is the same code with fewer users.
+The benchmark (benchmarks/memorization.py) has the tables; this is the same code with fewer users. Of what DP-FedAvg
+does, clipping alone hides the canaries here; the noise is what makes it a promise, and ε is checked beside.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def test_sgd_memorises_and_private_training_does_not(found) -> None:
     assert inserted["insertions"] > 50
     assert inserted["random_sampling"] >= 2
     assert controls["random_sampling"] == 0
-    federated, _ = memorised(found, "FedAvg")
+    federated, unseen = memorised(found, "FedAvg")
     assert federated["random_sampling"] < inserted["random_sampling"]
+    assert federated["median_exposure"] > unseen["median_exposure"] + 2  # bits, of 12.3: it knows them all the same
     private, unseen = memorised(found, "DP-FedAvg")
-    assert private["random_sampling"] == private["beam_search"] == 0
-    assert private["median_exposure"] < min(7.0, federated["median_exposure"])  # of 12.3 bits; chance has 1 on average
-    assert unseen["random_sampling"] == 0
+    assert private["random_sampling"] == private["beam_search"] == unseen["random_sampling"] == 0
+    assert private["median_exposure"] < unseen["median_exposure"] + 1  # like phrases that nobody said
 
 
 def test_the_private_model_is_of_use_and_its_epsilon_is_small(found) -> None:
