@@ -108,6 +108,7 @@ def _listed(users: int | Sequence[int]) -> int | tuple[int, ...]:
 class Users(Batches):
     """What both samplers share: weights, and how updates are averaged. Use PoissonUsers or FixedSizeUsers."""
 
+    _names = ("users", "rounds_per_epoch")
     _counts: int | tuple[int, ...]
     _cap: float | None
     _denominator: FixedDenominator | ClippedDenominator
@@ -248,13 +249,13 @@ class FixedSizeUsers(Users):
         super().__init__(self._counts if isinstance(self._counts, int) else len(self._counts), 0, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
-        check_count("users", self.examples)
+        check_count(self._names[0], self.examples)
         check_count("cohort", self.cohort)
         if self.cohort > self.examples:
             raise ValueError(f"cohort must be at most the number of users, {self.examples}, got {self.cohort}")
         self.sampling_rate = self.cohort / self.examples
         self.steps_per_epoch = math.ceil(self.examples / self.cohort) if self._rounds is None else self._rounds
-        check_count("rounds_per_epoch", self.steps_per_epoch)
+        check_count(self._names[1], self.steps_per_epoch)
         prepared = super()._prepare()
         self.reach = 2.0  # one user out and one in; with a ClippedDenominator too, since S·(w + w' + |w − w'|) ≤ 2S
         return prepared[0], self._secret  # worker 0's, so that all workers draw the same

@@ -45,6 +45,7 @@ class Batches(Sampler[list[int]]):
     kind: str
     sampling_rate: float | None = None
     together: bool = False
+    _names = ("examples", "steps_per_epoch")  # of the arguments, in errors
     reach: float = 1.0
     neighbours: str = "add/remove or zero-out"
     micro_batches: int | None
@@ -67,7 +68,7 @@ class Batches(Sampler[list[int]]):
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         """Checks the arguments; what the workers must agree on, and what worker 0 tells the others."""
-        check_count("examples", self.examples)
+        check_count(self._names[0], self.examples)
         check_count("read_ahead", self.read_ahead, least=0)
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ValueError(f"seed must be None or an int, got {self.seed!r}")
@@ -239,7 +240,7 @@ class ShuffledBatches(Batches):
         super().__init__(examples, read_ahead, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
-        check_count("examples", self.examples)
+        check_count(self._names[0], self.examples)
         check_count("batch_size", self.batch_size)
         check_count("micro_batches", self.micro_batches)
         largest_shard = math.ceil(self.examples / self._workers)
@@ -359,7 +360,7 @@ class PoissonBatches(Batches):
             raise ValueError("micro_batches is for unit='micro_batch'; with unit='example' it follows the draw")
         self.sampling_rate = float(q)
         self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._steps is None else self._steps
-        check_count("steps_per_epoch", self.steps_per_epoch)
+        check_count(self._names[1], self.steps_per_epoch)
         self.micro_batches = self._slots if self.unit == "micro_batch" else None
         self._process = os.getpid()
         return super()._prepare()  # each worker keeps its secret to itself

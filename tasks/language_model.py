@@ -28,7 +28,7 @@ from tasks.flags import write_file
 from tasks.language_config import Config, Texts, has_private_dictionary, load, make_users, noise_multiplier, parse
 from tasks.language_training import SentenceTraining, UserTraining
 from tasks.next_word import NextWord, evaluate
-from tasks.run import WEIGHTS
+from tasks.run import WEIGHTS, new_folder
 from tasks.workers import Workers, workers
 
 MODEL, DICTIONARY = "language_model.json", "dictionary.txt"
@@ -50,7 +50,7 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     _say(team, *_summary(config, texts, team))
     if dry_run:
         return None
-    folder = resume or _new_folder(config, team)
+    folder = resume or new_folder(config.output, f"{config.task}-{config.algorithm}", team)
     torch.manual_seed(config.seed if config.seed is not None else torch.seed())
     model = LanguageModel(len(texts.dictionary), config.dimension, config.hidden).to(team.device)
     team.broadcast(model)
@@ -237,19 +237,6 @@ def _plan(config: Config, texts: Texts, team: Workers) -> str:
     ledger.events[0].steps = config.rounds
     std = z * sampler.reach * (config.clip_norm or math.nan) / sampler.expected_batch
     return f"noise multiplier {z:.6g}, noise on the mean update {std:.3g}\nplanned: {ledger.epsilon(config.delta)}"
-
-
-def _new_folder(config: Config, team: Workers) -> Path:
-    """Worker 0 says where."""
-    name = f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(team.collective.gather(config.output or f"runs/{name}")[0])
-    team.on_first(lambda: _check_unused(folder))
-    return folder
-
-
-def _check_unused(folder: Path) -> None:
-    if any((folder / name).exists() for name in ("config.yaml", WEIGHTS, "ledger.jsonl")):
-        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
 
 
 def _begin(folder: Path, config: Config, model: LanguageModel, dictionary: Dictionary) -> None:

@@ -7,6 +7,7 @@ metrics.jsonl, ledger.jsonl, the privacy card, checkpoints/ and tensorboard/; ca
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tasks.corpus import Corpus
 from tasks.examples import Labels, Rows, places
 from tasks.progress import METRICS
 from tasks.splits import Split
+from tasks.workers import Workers
 
 WEIGHTS = "weights.safetensors"
 KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
@@ -81,6 +83,21 @@ def has_ended(folder: str | Path) -> bool:
     metrics = Path(folder, METRICS)
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     return any('"test_ser"' in line for line in lines)
+
+
+def new_folder(output: str | None, name: str, team: Workers) -> Path:
+    """The folder of a new run, which holds none yet; worker 0 says where."""
+    folder = Path(team.collective.gather(output or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")[0])
+    team.on_first(lambda: _check_unused(folder))
+    return folder
+
+
+def _check_unused(folder: Path) -> None:
+    """The configuration is the last that is written before training, and the ledger the first in it."""
+    if (folder / "config.yaml").exists():
+        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
+    if any((folder / name).exists() for name in (WEIGHTS, "ledger.jsonl")):
+        raise ValueError(f"{folder} holds weights or a ledger without a config.yaml: name another --output")
 
 
 def check_ended(folder: str | Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +81,8 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     _say(team, _summary(config, data, plan, team.collective.size))
     if dry_run:
         return None
-    folder = _new_folder(config, team) if resume is None else resume
+    name = f"{config.task}-{config.model}-{config.private}"
+    folder = run.new_folder(config.output, name, team) if resume is None else resume
     torch.manual_seed(config.seed if config.seed is not None else torch.seed())
     parts = team.together(lambda: _parts(config, data, resume))
     examples = _prepare(config, data, parts)
@@ -131,22 +131,6 @@ def _prepare(config: Config, data: Data, parts: run.Parts) -> Prepared:
     table.check(data.corpus.word_ids, data.corpus.starts)
     rows = data.rows.train, data.rows.validation, data.rows.test
     return Prepared(*(Examples(data.corpus, part, table, parts.labels, config.bucket_size) for part in rows))
-
-
-def _new_folder(config: Config, team: Workers) -> Path:
-    """Worker 0 says where."""
-    name = f"{config.task}-{config.model}-{config.private}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(team.collective.gather(config.output or f"runs/{name}")[0])
-    team.on_first(lambda: _check_unused(folder))
-    return folder
-
-
-def _check_unused(folder: Path) -> None:
-    """The configuration is the last that is written before training, and the ledger the first in it."""
-    if (folder / "config.yaml").exists():
-        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
-    if any((folder / name).exists() for name in (run.WEIGHTS, "ledger.jsonl")):
-        raise ValueError(f"{folder} holds weights or a ledger without a config.yaml: name another --output")
 
 
 def _begin(folder: Path, config: Config, parts: run.Parts, data: Data, workers: int) -> None:

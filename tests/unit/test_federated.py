@@ -420,7 +420,7 @@ def test_the_card_speaks_of_users() -> None:
         (lambda: PoissonUsers([5, -1], 0.5, weight_cap=10, collective="local"), "a whole number >= 0 for each"),
         (lambda: PoissonUsers([5, math.nan], 0.5, collective="local"), "a whole number >= 0 for each"),
         (lambda: FixedSizeUsers("many", 2, collective="local"), "got str"),
-        (lambda: PoissonUsers(0, 0.5, collective="local"), "examples must be an int >= 1"),
+        (lambda: PoissonUsers(0, 0.5, collective="local"), "users must be an int >= 1"),
         (lambda: FixedSizeUsers(5, 6, collective="local"), "at most the number of users, 5"),
         (lambda: FixedSizeUsers(5, 2, denominator=3.0, collective="local"), "denominator must be"),
         (lambda: ClippedDenominator(0.0), "least_weight must be a finite number > 0"),
