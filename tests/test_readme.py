@@ -75,6 +75,14 @@ def test_the_cost_of_data() -> None:
         assert last["grown"] - first["grown"] <= 1.03 * (last["arrays"] - first["arrays"])
 
 
+def test_the_cost_of_a_rank() -> None:
+    """One canary against two million suffixes, with the model of full size, in at most ten minutes on two cores."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "exposure.json").read_text())
+    assert (results["suffixes"], results["machine"]["cores"]) == (2_000_000, 2)
+    assert 1_340_000 < results["parameters"] < 1_360_000
+    assert all(row["seconds"] <= 600 for row in (results["unseen"], results["learned"]))
+
+
 EACH = "for p in model.parameters()"
 FOR_TORCHRUN = {
     "import horovod.torch as hvd": "import torch.distributed as dist",
