@@ -75,15 +75,19 @@ class Books:
         return self.batches is not None and closed < (self.batches.micro_batches or 0)
 
     def grouping(
-        self, losses: torch.Tensor, units: torch.Tensor | None, unit: str
+        self, losses: torch.Tensor, units: torch.Tensor | None, count: int | None, unit: str
     ) -> tuple[torch.Tensor | None, int | None]:
         """The number of each example's unit, None if each is its own, and how many units there are."""
-        if unit != "micro_batch":
+        if unit == "user":
+            raise ValueError("backward(losses) is for examples and micro-batches: use edpsgd.Federated for users")
+        if unit == "example":
             if units is not None:
-                raise ValueError(f"units are for unit='micro_batch': with unit={unit!r} every loss is one of its own")
+                raise ValueError("units are for unit='micro_batch': with unit='example' every loss is one of its own")
             return None, len(losses)
         if units is not None:
-            return units, None
+            if self.batches is not None:
+                raise ValueError("units are for training without a sampler: this one knows its micro-batches")
+            return units, count
         sizes = [len(losses)] if self.batches is None else self.batches.sizes(len(losses))
         return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), len(sizes)
 

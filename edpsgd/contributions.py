@@ -89,7 +89,7 @@ class Contributions:
             self._add_norms(norms, finite.unsqueeze(1))
         else:
             factors = clip_factors(norms, self._settings, self._layers)
-            self._clips.add(factors, finite)
+            self._clips.add(factors, finite & (norms.sum(dim=1) != 0))
             kept = finite if factors.dim() == 1 else finite.unsqueeze(1)
             engine.add_weighted_(self._layers.sum.open(), torch.where(kept, factors / scale, 0.0))
         engine.release()

@@ -221,7 +221,11 @@ class PrivateOptimizer(OptimizerWrapper):
         return amp.loss_scale(scaler, self, self._layers.sum.home)
 
     def backward(
-        self, losses: torch.Tensor, units: torch.Tensor | None = None, scaler: GradScaler | None = None
+        self,
+        losses: torch.Tensor,
+        units: torch.Tensor | None = None,
+        count: int | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         """Instead of ``losses.mean().backward()``: clips every unit in one pass, and adds it to the step's sum.
 
@@ -232,14 +236,19 @@ class PrivateOptimizer(OptimizerWrapper):
         Args:
             losses: one for each example, (B,), not averaged. Each must depend on its own example only.
             units: the number of each example's micro-batch in this call, if no sampler knows it.
+            count: how many micro-batches there are, with ``units``; the last ones may be empty.
             scaler: the GradScaler that scaled the losses, if there is one.
         """
         if losses.dim() != 1:
             raise ValueError(f"losses must be one number for each example, (B,), got shape {tuple(losses.shape)}")
         self._follow_parameters()
         loss_scale = self._loss_scale(scaler)
-        numbers, count = self._books.grouping(losses, units, self._settings.unit)
-        self._parts.add_units(self._engine, losses, numbers, count, loss_scale)
+        try:
+            numbers, count = self._books.grouping(losses, units, count, self._settings.unit)
+            self._parts.add_units(self._engine, losses, numbers, count, loss_scale)
+        except BaseException:  # some units may be counted, and not in the sum
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""

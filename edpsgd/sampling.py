@@ -128,6 +128,8 @@ class Batches(Sampler[list[int]]):
         if self.position >= self.steps_per_epoch:
             return self._is_over()
         ahead = self._drawn - (self.position + 1) * (self.micro_batches or 1)
+        if self.together:
+            ahead //= self.micro_batches or 1
         if ahead < 0:
             return f"the sampler has not produced the batches of step {self.position}: take them from it"
         expected = self.micro_batches or max(1, sum(self._sizes[self.position]))

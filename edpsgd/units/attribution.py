@@ -84,12 +84,17 @@ class Attribution:
     def _find(self, node: Node, key: Key, order: Order) -> Layout | None:
         known = self._knowledge.ways.get(key)
         shape = self._shapes(node)[0]
+        if self._graph.examples == 1:  # all rows are its own, which tells nothing about other batches
+            return Layout(0, torch.zeros(shape[0], dtype=torch.int64), True) if shape and shape[0] else None
         if known is not None and not self._is_due:
             layout, is_agreed = self._layouts.agreed(known, shape, order)
             if is_agreed or not known:
                 self.doubtful.extend([node] if key in self._knowledge.unproven else [])
                 return layout
         fitting = self._fitting(node, order)
+        if not all(bool(torch.isfinite(one).all()) for one in self._plain[node] if one is not None):
+            ways = fitting if known is None else known & fitting  # for this batch: NaN is nothing to learn from
+            return self._layouts.agreed(ways, shape, order)[0]
         is_zero = not any(bool(one.any()) for one in self._plain[node] if one is not None)
         (self._knowledge.unproven.add if is_zero else self._knowledge.unproven.discard)(key)
         kept = (
@@ -132,7 +137,7 @@ class Attribution:
         expected = plain * layout.along(self._scales.to(plain), plain)
         precision = 1e-6 if scaled.dtype in (torch.float32, torch.float64) else 1e-3
         slack = precision * scaled.nan_to_num(0.0, 0.0, 0.0).abs().max()
-        return not bool(((scaled - expected).abs() > 1e-3 * expected.abs() + slack).any())  # NaN says nothing
+        return not bool(((scaled - expected).abs() > 1e-3 * expected.abs() + slack).any())
 
 
 def _scales(examples: int, seed: int) -> torch.Tensor:

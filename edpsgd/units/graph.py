@@ -208,11 +208,9 @@ def _below_index(node: Node, order: Order, examples: int, dim: int, labels: torc
         return MIXED
     shape = [-1 if place == within else 1 for place in range(numbers[0].dim())]
     owners = labels.view(shape).expand(numbers[0].shape)
-    for place, number in zip(indexed, numbers, strict=True):
-        turned = _turned(number, owners, examples) if sizes[place] == examples else MIXED
-        if turned is not MIXED:
-            return turned
-    return MIXED
+    found = [_turned(n, owners, examples) for p, n in zip(indexed, numbers, strict=True) if sizes[p] == examples]
+    known = [order for order in found if order is not MIXED]  # also a dimension that is as long by chance
+    return _merged(known) if known else MIXED
 
 
 def spread_alike(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

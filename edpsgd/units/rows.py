@@ -54,9 +54,11 @@ class Layouts:
     def __init__(self, examples: int, packings: Iterable[Packing], reshaped: Collection[frozenset[int]]) -> None:
         self.examples, self._reshaped = examples, reshaped
         self._packings: dict[int, Packing | None] = {}
-        for packing in (packing for packing in packings if max(packing, default=0) <= examples):
+        whole = [packing for packing in packings if max(packing, default=0) == examples]
+        for packing in whole:
             total = sum(packing)
             self._packings[total] = packing if self._packings.get(total, packing) == packing else None
+        self._steps = {examples, *(size for packing in whole for size in packing)}
         self._made: dict[tuple[str, int, int], Layout] = {}
         self._kept: list[Order] = []  # so that their ids stay theirs
 
@@ -75,7 +77,7 @@ class Layouts:
         if way in ("major", "minor"):
             return size > 0 and size % self.examples == 0
         if way == "first steps":
-            return 0 < size <= self.examples
+            return size in self._steps  # of a packed sequence: any other part of a batch may be any examples
         return self._packings.get(size) is not None if way == "packed" else size == self.examples
 
     def _lay_out(self, way: str, dim: int, size: int, order: Order) -> Layout:

@@ -57,8 +57,8 @@ def test_the_wheel_holds_the_plugin_and_nothing_else(wheel) -> None:
         names = archive.namelist()
     top = {name.split("/")[0] for name in names}
     assert {t for t in top if not t.endswith(".dist-info")} == {"edpsgd"}
-    modules = {path.name for path in (ROOT / "edpsgd").glob("*.py")}
-    assert {Path(n).name for n in names if n.startswith("edpsgd/")} == modules | {"py.typed"}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "edpsgd").rglob("*.py")}
+    assert {n for n in names if n.startswith("edpsgd/")} == modules | {"edpsgd/py.typed"}
 
 
 @pytest.mark.timeout(600)

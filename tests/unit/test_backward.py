@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import edpsgd
+from edpsgd.units import UnitGradients
 from tests.common import private
 
 
@@ -202,5 +203,35 @@ def test_bad_arguments() -> None:
     grouped = private(model, batches=batches, collective="local")
     grouped.set_epoch(0)
     rows = next(iter(batches))
+    with pytest.raises(ValueError, match="this one knows its micro-batches"):
+        grouped.backward(model(WORDS[rows]), units=torch.arange(6))
     with pytest.raises(ValueError, match="one for each of the 6 examples of the step, got 5"):
         grouped.backward(model(WORDS[rows[:-1]]))
+
+
+def test_a_call_that_fails_counts_nothing(monkeypatch) -> None:
+    (model, optimizer), (whole, at_once) = pair(unit="example", divisor=12)
+    before = copy.deepcopy(model)
+    add = UnitGradients.add_weighted_
+    monkeypatch.setattr(UnitGradients, "add_weighted_", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.backward(model(WORDS))
+    monkeypatch.setattr(UnitGradients, "add_weighted_", add)
+    for one, trained in ((optimizer, model), (at_once, whole)):
+        one.backward(trained(WORDS))
+        one.step()
+    assert_same(model, whole, before)
+
+
+def test_micro_batches_at_the_end_may_be_empty() -> None:
+    (model, optimizer), (looped, loop) = pair()
+    before = copy.deepcopy(model)
+    optimizer.backward(model(WORDS), units=torch.arange(12) % 2, count=4)
+    optimizer.step()
+    for unit in range(4):
+        if unit < 2:
+            looped(WORDS[unit::2]).mean().backward()
+        loop.accumulate()
+    loop.step()
+    assert_same(model, looped, before)
+    assert optimizer.clip_fraction == loop.clip_fraction == 1.0

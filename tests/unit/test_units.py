@@ -111,6 +111,79 @@ def test_a_model_that_shares_no_words_needs_no_loop() -> None:
         check(engine, model, model(small_models.batch("clc", SAID)), torch.tensor([1, 0, 1, 0, 3, 3, 0, 1]), 4)
 
 
+class Parts(nn.Module):
+    """Layers that see some examples of a batch only, which ones the data say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.below, self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        hidden = self.below(x).tanh()
+        outer = torch.cat([hidden[:begin], hidden[end:]])
+        inner, outer = self.first(hidden[begin:end]), self.second(outer)
+        return torch.cat([outer[:begin], inner, outer[begin:]]).square().sum(1)
+
+
+@pytest.mark.parametrize(
+    "parts", [[(0, 1), (0, 1), (2, 3)], [(0, 2), (0, 2), (0, 3)], [(0, 2), (0, 2), (2, 4)], [(1, 3), (0, 2), (0, 1)]]
+)
+def test_layers_that_see_other_examples_in_every_batch(parts) -> None:
+    """The third batch is not due for a check: what the first two had in common must not be taken for a rule."""
+    model = Parts()
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for number, (begin, end) in enumerate(parts):
+            check(engine, model, model(torch.randn(4, 4, generator=torch.Generator().manual_seed(number)), begin, end))
+
+
+class Labels(nn.Module):
+    """Scores against an embedding of each of three labels, which all examples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.labels, self.below, self.up = nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.up(x).tanh() @ self.below(self.labels(torch.arange(3))).tanh().T).square().sum(1)
+
+
+def test_a_batch_of_one_teaches_nothing() -> None:
+    """In it, all rows belong to the one example; and three labels are not the three examples of a later batch."""
+    model = Labels()
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for number, examples in enumerate((1, 1, 3, 1, 3, 2, 3)):
+            check(engine, model, model(torch.randn(examples, 5, generator=torch.Generator().manual_seed(number))))
+
+
+class LastStep(nn.Module):
+    """Time comes first, and the state of each sequence's last step is picked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.below, self.up = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        hidden = self.below(x).tanh()
+        return self.up(hidden[last, torch.arange(x.shape[1])]).square().sum(1)
+
+
+def test_as_many_steps_as_examples() -> None:
+    model = LastStep()
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for number, last in enumerate(([0, 1, 2], [0, 1, 2], [2, 0, 1], [1, 1, 0], [2, 1, 0])):
+            x = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(number))
+            check(engine, model, model(x, torch.tensor(last)))
+
+
 class Odd(nn.Module):
     """Operations without rules, and rows that no single example owns."""
 
