@@ -5,12 +5,13 @@ from edpsgd.budget import Budget, BudgetExhausted
 from edpsgd.checks import check_model
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.cohorts import ClippedDenominator, FixedDenominator, FixedSizeUsers, PoissonUsers
+from edpsgd.collate import Collate
 from edpsgd.events import Event, LedgerError
 from edpsgd.federated import FedAvg, Federated, FedSGD
 from edpsgd.ledger import Ledger
 from edpsgd.noise import ExponentialDecay, LinearDecay
 from edpsgd.optimizer import PrivateOptimizer
-from edpsgd.sampling import Collate, PoissonBatches, ShuffledBatches
+from edpsgd.sampling import PoissonBatches, ShuffledBatches
 
 __version__ = "0.1.0"
 

@@ -74,6 +74,15 @@ class Books:
         """Whether the sampler made more micro-batches for the step: then the last one was empty, and counts."""
         return self.batches is not None and closed < (self.batches.micro_batches or 0)
 
+    def note(self, settings: dict[str, Any]) -> None:
+        """Writes down settings that have changed; if only worker 0 knows that it failed, the next step tells all."""
+        try:
+            self.ledger.note_change(settings)
+        except OSError as error:
+            if self._is_alone:
+                raise
+            self._failure = error
+
     def grouping(
         self, losses: torch.Tensor, units: torch.Tensor | None, count: int | None, unit: str
     ) -> tuple[torch.Tensor | None, int | None]:

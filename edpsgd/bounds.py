@@ -18,6 +18,10 @@ _UNVOUCHED = (
 )
 _RAW_SCALES = "the layer scales are raw first-step norms: a release of private data that no noise covers, and not in ε"
 _SEEDED = "the noise comes from a given seed: it holds only while the seed is secret, and is used for no other run"
+_ONE_PASS = (
+    "examples were clipped in one backward pass, which is compared with autograd on some batches only: it holds if no "
+    "loss depends on other examples, and the model lays them out in all batches as in those"
+)
 _SEEDED_SAMPLING = (
     "the batches come from a given seed: it holds only while the seed is secret, and is used for no other run and for "
     "no step that was run again"
@@ -202,6 +206,7 @@ def _conditions(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> t
     conditions = {
         _RAW_SCALES: any(_is_raw(e) for e in events),
         _UNVOUCHED: word,
+        _ONE_PASS: any(run.get("one_pass") for run in runs),
         _SEEDED: any(run.get("seeded") for run in runs),
         _SEEDED_SAMPLING: any(
             (run.get("batches") or {}).get("seeded") and run["batches"]["kind"] != "shuffled" for run in runs

@@ -168,7 +168,7 @@ class PrivateOptimizer(OptimizerWrapper):
             raise RuntimeError("clip_norm was set between accumulate() and step(): finish the step first")
         if clip_norm != self.clip_norm:
             self._settings = replace(self._settings, clip_norm=clip_norm)
-            self.ledger.note_change(self._run(self.batches))
+            self._books.note(self._run(self.batches))
             self._start_step()
 
     @property
@@ -242,6 +242,8 @@ class PrivateOptimizer(OptimizerWrapper):
         if losses.dim() != 1:
             raise ValueError(f"losses must be one number for each example, (B,), got shape {tuple(losses.shape)}")
         self._follow_parameters()
+        if not self.ledger.runs[-1].get("one_pass"):
+            self._books.note({"one_pass": True})
         loss_scale = self._loss_scale(scaler)
         try:
             numbers, count = self._books.grouping(losses, units, count, self._settings.unit)

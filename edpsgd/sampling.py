@@ -7,19 +7,17 @@ itself. So adding, removing or replacing an example never moves another one to a
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import Sampler, default_collate
+from torch.utils.data import Sampler
 
 from edpsgd import agreement
 from edpsgd.collectives import Collective, resolve
@@ -410,47 +408,6 @@ class PoissonBatches(Batches):
         self.__dict__.update(state)
         self._renew_secret()
         self._key = self._epoch_key()
-
-
-class Collate:
-    """A collate function for batches that may be empty: tensors then have a first dimension of 0, lists no entries.
-
-    Args:
-        example: any example of the data set; only its structure is used.
-        collate_fn: what makes a batch of examples, torch's default_collate unless given.
-
-    Example:
-        >>> collate = Collate({"words": torch.zeros(5), "intent": 3})
-        >>> {name: tuple(value.shape) for name, value in collate([]).items()}
-        {'words': (0, 5), 'intent': (0,)}
-    """
-
-    def __init__(self, example: Any, collate_fn: Callable[[list[Any]], Any] = default_collate) -> None:
-        self._example = example
-        self._collate_fn = collate_fn
-
-    def __call__(self, examples: list[Any]) -> Any:
-        """The batch."""
-        return self._collate_fn(examples) if len(examples) else _emptied(self._collate_fn([self._example]))
-
-
-def _emptied(batch: Any) -> Any:
-    """The batch without its one example, in the same structure."""
-    if isinstance(batch, torch.Tensor):
-        return batch[:0] if batch.dim() else batch.new_empty(0)
-    if isinstance(batch, MutableMapping):
-        emptied = copy.copy(batch)
-        emptied.update({name: _emptied(value) for name, value in batch.items()})
-        return emptied
-    if isinstance(batch, tuple):
-        parts = [_emptied(part) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    if isinstance(batch, list):
-        has_parts = any(isinstance(part, torch.Tensor | Mapping | tuple | list) for part in batch)
-        return [_emptied(part) for part in batch] if has_parts else []
-    if isinstance(batch, str | int | float):
-        return type(batch)()  # a text or a count of the batch: nothing of the example may stay
-    raise ValueError(f"Collate cannot empty a {type(batch).__name__}: use a collate_fn that takes an empty list itself")
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:

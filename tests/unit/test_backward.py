@@ -235,3 +235,15 @@ def test_micro_batches_at_the_end_may_be_empty() -> None:
     loop.step()
     assert_same(model, looped, before)
     assert optimizer.clip_fraction == loop.clip_fraction == 1.0
+
+
+def test_the_epsilon_has_its_condition() -> None:
+    (model, optimizer), (looped, loop) = pair(unit="example", divisor=12)
+    for _ in range(2):
+        optimizer.backward(model(WORDS))
+        optimizer.step()
+    looped(WORDS[:1]).mean().backward()
+    loop.step()
+    assert any("one backward pass" in text for text in optimizer.epsilon(1e-5).conditions)
+    assert not any("one backward pass" in text for text in loop.epsilon(1e-5).conditions)
+    assert len(optimizer.ledger.runs) == 2
