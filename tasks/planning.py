@@ -114,6 +114,11 @@ def _forecast(
     steps, kind, rate = batches.steps_per_epoch, batches.kind, batches.sampling_rate
     first = [Event("layer_norms", None, value, steps=1) for value in measured]
     rest = [Event("gradients", epoch, value, steps, kind, rate) for epoch, value in enumerate(z)]
-    unit = "example" if config.private == "example" else "micro_batch"
-    run = {"unit": unit, "seeded": config.seed is not None, "batches": batches.describe()}
+    single = config.private == "example"
+    run = {
+        "unit": "example" if single else "micro_batch",
+        "one_pass": single,
+        "seeded": config.seed is not None,
+        "batches": batches.describe(),
+    }
     return report([*first, *rest], config.delta, [run])
