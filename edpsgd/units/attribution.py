@@ -22,12 +22,14 @@ class Knowledge:
         ways: in which the examples lay in the results of each operation, in all batches that were looked at.
         unproven: operations whose gradients were zero whenever they were looked at.
         looks: how often gradients were looked at.
+        patterns: which operations followed which, in batches that agreed with autograd.
     """
 
     def __init__(self) -> None:
         self.ways: dict[Key, frozenset[str]] = {}
         self.unproven: set[Key] = set()
         self.looks = 0
+        self.patterns: set[tuple[object, ...]] = set()
 
 
 class Attribution:
@@ -43,6 +45,7 @@ class Attribution:
 
     Attributes:
         has_probed: whether anything had to be looked at.
+        is_changed: whether the examples lie otherwise somewhere than what is known would have said.
         doubtful: nodes that were taken for what they seem, though their gradients have been zero so far.
     """
 
@@ -66,6 +69,7 @@ class Attribution:
         self._is_due = is_due
         self.has_probed = False
         self.doubtful: list[Node] = []
+        self.is_changed = False
         self._orders = orders(graph, self._place)
 
     def _place(self, node: Node, order: Order) -> tuple[int, torch.Tensor] | None:
@@ -95,6 +99,8 @@ class Attribution:
         if not all(bool(torch.isfinite(one).all()) for one in self._plain[node] if one is not None):
             ways = fitting if known is None else known & fitting  # for this batch: NaN is nothing to learn from
             return self._layouts.agreed(ways, shape, order)[0]
+        is_surprise = known is not None and key not in self._knowledge.unproven and not known & fitting
+        self.is_changed |= is_surprise and self._layouts.agreed(known or (), shape, order)[1]
         is_zero = not any(bool(one.any()) for one in self._plain[node] if one is not None)
         (self._knowledge.unproven.add if is_zero else self._knowledge.unproven.discard)(key)
         kept = (

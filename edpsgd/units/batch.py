@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import torch
@@ -30,6 +31,9 @@ class Batch:
     Attributes:
         is_doubtful: whether something must be looked at, for its gradient was zero until now.
         is_checked: whether something was looked at, so that autograd must be asked too; the graph is then kept.
+        pattern: which operations follow which in this batch.
+        is_new: whether that has not been seen in a batch that agreed with autograd.
+        is_changed: whether the examples lie otherwise somewhere than in earlier batches.
         slow: names of parameters that no rule serves in this batch.
         tolerance: relative, of the precision in which the gradients came.
     """
@@ -50,6 +54,9 @@ class Batch:
         self._uses = self._find_uses()
         self._served: dict[str, list[tuple[Use, Layout]]] = {}
         self._cut_at: dict[frozenset[tuple[Node, Layout]], list[str]] = {}
+        self.pattern = self._graph.pattern(_starts([_packing(found) for found in self._uses.values()]))
+        self.is_new = not self.pattern <= knowledge.patterns
+        is_due = is_due or self.is_new
         self.is_checked = self._plan(knowledge, distrusted, is_due) or is_due
         self.slow = [name for names in self._cut_at.values() for name in names]
         self._layers: dict[int, LayerGradients] = {}
@@ -82,6 +89,7 @@ class Batch:
                 pairs = frozenset(root if layout is None else (node, layout) for node, layout in at.items())
                 self._cut_at.setdefault(pairs, []).append(name)
         self._doubtful = attribution.doubtful
+        self.is_changed = attribution.is_changed
         return attribution.has_probed
 
     def _cut_above(self, attribution: Attribution, name: str, found: Sequence[Use]) -> frozenset[Node]:
@@ -205,6 +213,12 @@ def _layout_for_rule(attribution: Attribution, name: str, use: Use) -> Layout | 
         return None
     layout = attribution.layout(use.receiver, _key(name, use.receiver, use.slot))
     return layout if layout is not None and allows(use, layout) else None
+
+
+def _starts(packings: Iterable[Packing]) -> set[int]:
+    """Where steps begin in packed rows, and where sequences end in a state."""
+    several = [packing for packing in packings if len(packing) > 1]
+    return {start for packing in several for start in (*packing, *itertools.accumulate(packing))}
 
 
 def _packing(found: Sequence[Use]) -> Packing:

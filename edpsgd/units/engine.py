@@ -8,6 +8,7 @@ The model itself is not touched.
 
 from __future__ import annotations
 
+import math
 import secrets
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,16 +24,23 @@ _NO_RULE = (
     "their operations have no rule, or rows that belong to several examples. If a loss depends on other examples, as "
     "with batch statistics or in-batch negatives, no clipping of units bounds their influence"
 )
+_TOO_LATE = (
+    "the gradients of single examples do not agree with autograd, though they did in batches that looked the same: the "
+    "model moves examples within a batch in a way that cannot be followed. Steps before this one may have been clipped "
+    "wrongly, and ε does not hold for them. Use one backward and accumulate() for each example"
+)
 _SELDOM = 64  # one batch of so many is checked, beside the first ones
+_FAR_OFF = 10  # times the tolerance: no rounding error
 
 
 class UnitGradients:
     """Norms and weighted sums of the gradients of single examples, or of groups, for any model.
 
     An example's loss must not depend on other examples. Where the rows of an operation belong to is found out on the
-    first batch, and looked at again on batches 2, 4, 8 and so on, on some at random, and whenever something new
-    appears. Then some units are also compared with plain autograd. What does not agree, or has rows of several
-    examples, is left to autograd, one unit at a time, with a warning.
+    first batch, and looked at again on batches 2, 4, 8 and so on, on some at random, and whenever an operation follows
+    another one that it never followed before. Then some units are also compared with plain autograd. What does not
+    agree, or has rows of several examples, is left to autograd, one unit at a time, with a warning. If a batch does not
+    agree that looks like earlier ones, that is an error, since those may have been wrong too.
 
     Args:
         parameters: the trained ones, by name.
@@ -139,20 +147,26 @@ class UnitGradients:
                 is_due = True
                 continue
             norms = batch.norms()
-            wrong = self._compare(batch, norms, groups) if batch.is_checked else []
+            wrong = self._compare(batch, norms, groups) if batch.is_checked else {}
+            is_far_off = max(wrong.values(), default=0.0) > _FAR_OFF
+            if not batch.is_new and (batch.is_changed or is_far_off):
+                raise RuntimeError(_TOO_LATE)
             if not wrong:
+                if batch.is_checked and not self._is_unproven and len(losses) > 1:
+                    self._knowledge.patterns |= batch.pattern
                 self._warn(batch.slow, _NO_RULE)
                 return batch, norms
-            late = " Steps before this one may have been clipped wrongly" if self._batches > 1 else ""
-            self._warn(wrong, f"the rules for them do not agree with autograd.{late}")
-            self._distrusted.update(wrong)
+            names = [name for number, name in enumerate(self._parameters) if number in wrong]
+            self._warn(names, "the rules for them do not agree with autograd")
+            self._distrusted.update(names)
 
-    def _compare(self, batch: Batch, norms: torch.Tensor, groups: Units) -> list[str]:
-        """Names of the parameters for which some units' norms, or their weighted sum, are not what autograd says."""
+    def _compare(self, batch: Batch, norms: torch.Tensor, groups: Units) -> dict[int, float]:
+        """The layers for which some units' norms, or their weighted sum, are not what autograd says; how far off."""
         self._is_unproven = not bool(torch.isfinite(norms).all())
         if self._is_unproven:  # NaN spreads in plain autograd
-            return []
-        present, wrong = groups.present, set()
+            return {}
+        trusted = {number for number, name in enumerate(self._parameters) if name not in self._distrusted}
+        present, wrong = groups.present, dict[int, float]()
         slack = 0.01 * batch.tolerance * float(norms.norm()) / len(present) ** 0.5
         for unit in secrets.SystemRandom().sample(present, min(3, len(present))):
             factors = torch.zeros(groups.count, device=norms.device)
@@ -160,10 +174,10 @@ class UnitGradients:
             for number, found, expected in batch.both(factors):
                 size = float(expected.norm())
                 off = max(abs(size - float(norms[unit, number])), float(found.sub_(expected).norm()))
-                if off > batch.tolerance * size + slack:
-                    wrong.add(number)
-        names = [name for number, name in enumerate(self._parameters) if number in wrong]
-        return [name for name in names if name not in self._distrusted]
+                allowed = batch.tolerance * size + slack
+                if off > allowed and number in trusted:
+                    wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
+        return wrong
 
     def _warn(self, names: Iterable[str], reason: str) -> None:
         new = [name for name in names if name not in self._warned]

@@ -6,7 +6,7 @@ that a node receives has the shape of the operation's result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,25 @@ SCATTERING = {
     "EmbeddingBagBackward0",
     "RepeatInterleaveBackward0",
 }
+
+_PLACES = {  # what says where rows go, beside the data
+    "AsStridedBackward0": ("size", "storage_offset", "stride"),
+    "CatBackward0": ("dim",),
+    "ConstantPadNdBackward0": ("pad",),
+    "FlipBackward0": ("dims",),
+    "PermuteBackward0": ("dims",),
+    "RollBackward0": ("dims", "shifts"),
+    "SelectBackward0": ("dim", "index"),
+    "SliceBackward0": ("dim", "start", "step"),
+    "SplitBackward0": ("dim", "split_size"),
+    "SplitWithSizesBackward0": ("dim", "split_sizes"),
+    "StackBackward0": ("dim",),
+    "TransposeBackward0": ("dim0", "dim1"),
+    "UnbindBackward0": ("dim",),
+    "UnfoldBackward0": ("dimension", "size", "step"),
+    "UnsafeSplitBackward0": ("dim", "split_size"),
+}
+Pattern = frozenset[tuple[object, ...]]
 
 
 class Graph:
@@ -90,6 +109,21 @@ class Graph:
             self.reshaped.add(frozenset(size[0] if size else 1 for size in sizes))
         return below
 
+    def pattern(self, steps: Collection[int]) -> Pattern:
+        """Which operations follow which, and with what constants: a model that does something new has a new pattern.
+
+        Args:
+            steps: where the steps of packed sequences begin, and their sizes. They differ in every batch, and slices
+                at them count as alike.
+        """
+        marks = {node: _mark(node, steps) for node in self.nodes}
+        return frozenset(
+            (marks[node], slot, marks[child], output)
+            for node in self.nodes
+            for slot, (child, output) in enumerate(node.next_functions)
+            if child is not None
+        )
+
     def edges(self, node: Node) -> list[GradientEdge]:
         """What autograd can be asked for: the gradients that the node receives."""
         return [GradientEdge(node, output) for output in sorted(self.used[node])]
@@ -130,6 +164,15 @@ def saved(node: Node, name: str) -> Any:
 def shapes(node: Node) -> list[tuple[int, ...]]:
     """Of the operation's results."""
     return [tuple(one.shape) for one in saved(node, "_input_metadata")]
+
+
+def _mark(node: Node, steps: Collection[int]) -> tuple[object, ...]:
+    """The operation, and the constants that say where its rows go."""
+    name = node.name()
+    constants = [getattr(node, f"_saved_{constant}", None) for constant in _PLACES.get(name, ())]
+    if name == "SliceBackward0" and constants[1] in steps:
+        constants[1] = "a step"
+    return (name, *(tuple(one) if isinstance(one, list) else one for one in constants))
 
 
 class Mixed:

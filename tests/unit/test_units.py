@@ -235,6 +235,81 @@ def test_a_wrong_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         check(engine, model, model(torch.randn(5, 3)).sum(1))
 
 
+class Reordered(nn.Module):
+    """Puts the examples into another order, and the losses back."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Linear(4, 4), nn.Linear(4, 2), how
+
+    def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
+        moved = self._moved(self.first(x).tanh(), order)
+        losses = self.second(moved).square().sum(1)
+        if self.how == "matrix":
+            return torch.eye(len(x))[order].T @ losses
+        return torch.stack([losses[order.index(place)] for place in range(len(order))])
+
+    def _moved(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
+        if self.how == "stack":
+            return torch.stack([x[place] for place in order])
+        if self.how == "cat":
+            return torch.cat([x[place : place + 1] for place in order])
+        if self.how == "unbind":
+            rows = x.unbind(0)
+            return torch.stack([rows[place] for place in order])
+        if self.how == "copy":
+            copied = torch.zeros_like(x)
+            for place, origin in enumerate(order):
+                copied[place] = x[origin]
+            return copied
+        if self.how == "flip":
+            return x.flip(0) if order[0] else x
+        return torch.eye(len(x))[order] @ x
+
+
+@pytest.mark.parametrize("how", ["stack", "cat", "unbind", "copy", "flip"])
+def test_examples_that_change_places_in_later_batches_only(how: str) -> None:
+    """No batch is trained on before somebody looked at what is new in it."""
+    torch.manual_seed(0)
+    model = Reordered(how)
+    engine = UnitGradients(trained(model))
+    for _ in range(4):
+        check(engine, model, model(torch.randn(4, 4), [0, 1, 2, 3]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for order in ([3, 2, 1, 0],) if how == "flip" else ([2, 0, 3, 1], [0, 1, 2, 3], [1, 0, 3, 2]):
+            check(engine, model, model(torch.randn(4, 4), order))
+
+
+def test_rows_that_are_split_otherwise_in_later_batches_only() -> None:
+    """As many rows in all, but not of the same examples."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+
+    def losses(*lengths: int) -> torch.Tensor:
+        rows = model(torch.randn(sum(lengths), 4)).tanh()
+        return torch.stack([part.mean(0).square().sum() for part in rows.split(list(lengths))])
+
+    engine = UnitGradients(trained(model))
+    for _ in range(2):
+        check(engine, model, losses(3, 3))
+    with pytest.warns(RuntimeWarning, match="weight, bias are computed unit by unit"):
+        check(engine, model, losses(5, 1))
+    check(engine, model, losses(1, 5))
+
+
+def test_places_that_only_numbers_tell_are_an_error_once_they_are_found() -> None:
+    """A matrix of the data moves the examples: all graphs are the same, and earlier batches may have been wrong."""
+    torch.manual_seed(0)
+    model = Reordered("matrix")
+    engine = UnitGradients(trained(model))
+    for _ in range(2):
+        check(engine, model, model(torch.randn(4, 4), [0, 1, 2, 3]))
+    moved = [model(torch.randn(4, 4), [2, 0, 3, 1]) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="in a way that cannot be followed"):
+        list(map(engine.backward, moved))  # at the latest the fourth batch is looked at
+
+
 def test_frozen_and_unused_layers() -> None:
     """A frozen layer below and between trained ones; a layer that no batch, and one that only some batches use."""
     torch.manual_seed(0)
