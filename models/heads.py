@@ -80,9 +80,11 @@ class IntentSlotModel(nn.Module):
         return [p for part in (self.intent, self.slots, self.crf) for p in part.parameters()]
 
     def scores(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the intents, and of the tags of each word before the CRF."""
+        """Of the intents, and of the tags of each word before the CRF; in full precision, also under autocast."""
         words, utterances = self.features(batch)
-        return self.intent(self.dropout(utterances)), self.slots(self.dropout(words))
+        found = self.intent(self.dropout(utterances)), self.slots(self.dropout(words))
+        intents, tags = (scores.to(self.crf.transitions.dtype) for scores in found)
+        return intents, tags
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """One loss per utterance: cross entropy of the intent, and negative log-likelihood of the tags by the CRF.

@@ -60,6 +60,7 @@ class Config(Settings):
         "epochs without a better SER on validation data after which to stop, and to keep the best",
         group="training",
     )
+    precision: str = setting("fp32", "of the forward pass; bf16 by autocast", ("fp32", "bf16"), "training")
     seed: int | None = setting(
         None, "repeats a run exactly, noise included; ε holds only while it is secret", group="training"
     )

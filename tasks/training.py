@@ -180,7 +180,7 @@ class Training:
         if self.private is None:
             return
         for bucket in train.buckets(rows) if rows else ():
-            losses = self.model(to_device(bucket, self.workers.device))
+            losses = self._losses(bucket)
             self._loss += losses.detach().sum()
             self.private.backward(losses)
         self.state.utterances += len(rows)
@@ -189,11 +189,17 @@ class Training:
 
     def _mean_loss(self, train: Examples, rows: list[int]) -> torch.Tensor:
         """Of the utterances of a micro-batch, computed in buckets of similar length."""
-        buckets = (to_device(bucket, self.workers.device) for bucket in train.buckets(rows))
-        total = torch.stack([self.model(bucket).sum() for bucket in buckets]).sum()
+        total = torch.stack([self._losses(bucket).sum() for bucket in train.buckets(rows)]).sum()
         self._loss += total.detach()
         self.state.utterances += len(rows)
         return total / len(rows)
+
+    def _losses(self, bucket: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Of every utterance."""
+        device = self.workers.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            losses: torch.Tensor = self.model(to_device(bucket, device))
+        return losses
 
     def _set_rates(self) -> None:
         """The learning rate is a function of the place in the training, so that a resumed run has the same."""

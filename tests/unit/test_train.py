@@ -131,6 +131,20 @@ def test_the_unit_of_privacy(tmp_path, private, sensitivity, neighbours) -> None
     assert [(e.batching, e.steps) for e in ledger.events] == [("shuffled", 9)]
 
 
+@pytest.mark.parametrize("model", ["clc", "bert"])
+@pytest.mark.parametrize("private", ["off", "edp", "example"])
+def test_half_precision(tmp_path, model, private) -> None:
+    """A little noise of rounding, and nothing more: nothing is discarded, and the loss is nearly the same."""
+    settings = {"model": model, "private": private, "seed": 2, "epochs": 1, "noise_multiplier": 1e-3}
+    for precision in ("fp32", "bf16"):
+        run(tiny(tmp_path / precision, precision=precision, **settings))
+    exact, rounded = (metrics(tmp_path / precision)[0] for precision in ("fp32", "bf16"))
+    assert rounded["loss"] != exact["loss"]
+    assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
+    assert rounded.get("discarded", 0) == 0
+    assert {tensor.dtype for tensor in weights(tmp_path / "bf16").values()} == {torch.float32}
+
+
 def test_tensorboard(tmp_path) -> None:
     run(tiny(tmp_path / "run", tensorboard=True))
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
