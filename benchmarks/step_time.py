@@ -242,15 +242,20 @@ def _title(row: dict[str, Any]) -> str:
 
 def readme_table(report: dict[str, Any]) -> str:
     """The ratios, for the README."""
-    rows = [row for row in report["rows"] if not row["is_peer"]]
-    peers = {(row["kind"], row["tokens"], row["size"]): row["contenders"] for row in report["rows"] if row["is_peer"]}
-    heads = [f"{KINDS[row['kind']]}, {row['tokens']} tokens, batch {row['size']}" for row in rows]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for contender in [*OURS[1:], *PEERS[2:]]:
-        found = [{**peers.get((row["kind"], row["tokens"], row["size"]), {}), **row["contenders"]} for row in rows]
-        cells = [f"{one[contender]['ratio_to_sgd'][1]:.2f}" if contender in one else "–" for one in found]
-        lines.append(f"| {NAMES[contender]} | {' | '.join(cells)} |")
+    peers = {_shape(row): row["contenders"] for row in report["rows"] if row["is_peer"]}
+    names = [name for name in NAMES if name != "sgd"]
+    lines = [f"| | {' | '.join(NAMES[name] for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    for row in report["rows"]:
+        if not row["is_peer"]:
+            found = {**peers.get(_shape(row), {}), **row["contenders"]}
+            cells = [f"{found[name]['ratio_to_sgd'][1]:.2f}" if name in found else "–" for name in names]
+            head = f"{KINDS[row['kind']]}, {row['tokens']} tokens, batch {row['size']}"
+            lines.append(f"| {head} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _shape(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["kind"], row["tokens"], row["size"]
 
 
 def update_readme(report: dict[str, Any], path: Path) -> None:
