@@ -92,13 +92,19 @@ class Books:
         if unit == "example":
             if units is not None:
                 raise ValueError("units are for unit='micro_batch': with unit='example' every loss is one of its own")
-            return None, len(losses)
+            return self._single(len(losses))
         if units is not None:
             if self.batches is not None:
                 raise ValueError("units are for training without a sampler: this one knows its micro-batches")
             return units, count
         sizes = [len(losses)] if self.batches is None else self.batches.sizes(len(losses))
         return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), len(sizes)
+
+    def _single(self, examples: int) -> tuple[torch.Tensor | None, int]:
+        """Every example is its own; in the last step of an epoch the sampler may have made fewer than in the others."""
+        batches = self.batches
+        made = batches.micro_batches or 0 if batches is not None and batches.is_whole(examples) else 0
+        return (torch.arange(examples), made) if made > examples else (None, examples)
 
     def refusal(self, noise_multiplier: float, closed: int, epoch: int | None) -> Exception | None:
         """Why the step must not be taken, if it must not."""

@@ -141,6 +141,10 @@ class Batches(Sampler[list[int]]):
             )
         return None
 
+    def is_whole(self, examples: int) -> bool:
+        """Whether so many examples are all of a step whose batches came together."""
+        return self.together and sum(self._sizes.get(self.position, [])) == examples
+
     def sizes(self, examples: int) -> list[int]:
         """Of the micro-batches that so many examples are; those of the whole step if its batches came together."""
         sizes = self._sizes.get(self.position, []) if self.together else [examples]

@@ -50,25 +50,30 @@ class LayerGradients:
         self._dense: list[tuple[torch.Tensor, torch.Tensor, Rows]] = []
         self._sparse: list[tuple[torch.Tensor, torch.Tensor, Rows]] = []
         self._own: torch.Tensor | None = None  # units x elements
+        self._dtype = torch.promote_types(parameter.dtype, torch.float32)
+
+    def _fit(self, values: torch.Tensor) -> torch.Tensor:
+        """In the parameter's precision, as it may be used in several; half precision waits until it is needed."""
+        is_half = values.dtype not in (torch.float32, torch.float64)
+        return values if is_half and self._dtype is torch.float32 else values.to(self._dtype)
 
     def add_products(self, left: torch.Tensor, right: torch.Tensor, rows: Rows) -> None:
         """Adds Σ leftᵢ rightᵢᵀ over the rows of each unit."""
-        self._dense.append((left, right, rows))
+        self._dense.append((self._fit(left), self._fit(right), rows))
 
     def add_chosen(self, numbers: torch.Tensor, right: torch.Tensor, rows: Rows) -> None:
         """Adds rightᵢ to the row of the parameter that has the number numbersᵢ, for the rows of each unit."""
-        self._sparse.append((numbers, right, rows))
+        self._sparse.append((numbers, self._fit(right), rows))
 
     def add_own(self, gradients: torch.Tensor) -> None:
         """Adds a gradient for each unit, in a tensor that nobody else needs."""
-        flat = exact(gradients.reshape(self._units, -1))
+        flat = gradients.reshape(self._units, -1).to(self._dtype)
         self._own = flat if self._own is None else self._own.add_(flat)
 
     def own(self) -> torch.Tensor:
         """Gradients of the units that others may add to: units x elements."""
         if self._own is None:
-            dtype = torch.promote_types(self._parameter.dtype, torch.float32)
-            self._own = self._parameter.new_zeros((self._units, self._parameter.numel()), dtype=dtype)
+            self._own = self._parameter.new_zeros((self._units, self._parameter.numel()), dtype=self._dtype)
         return self._own
 
     def norms(self) -> torch.Tensor:

@@ -83,6 +83,21 @@ def test_a_large_batch_in_parts() -> None:
     assert [e.steps for e in optimizer.ledger.events] == [1]
 
 
+def test_single_examples_of_a_sampler_of_which_the_last_step_lacks_some() -> None:
+    """Ten examples in steps of four: the last step has two, and two empty places that count."""
+    model = Tagger()
+    batches = edpsgd.ShuffledBatches(10, 1, micro_batches=4, together=True, collective="local", seed=1)
+    optimizer = private(model, unit="example", batches=batches, collective="local")
+    optimizer.set_epoch(0)
+    sizes = []
+    for rows in batches:
+        optimizer.backward(model(WORDS[rows]))
+        optimizer.step()
+        sizes.append(len(rows))
+    assert sizes == [4, 4, 2]
+    assert [event.steps for event in optimizer.ledger.events] == [3]
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "poisson"])
 def test_micro_batches_of_a_sampler_in_one_pass(kind) -> None:
     """K groups as they were drawn, empty ones too, against one backward for each of them."""

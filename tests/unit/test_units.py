@@ -376,6 +376,18 @@ def test_a_model_in_half_precision() -> None:
         check(engine, model, losses, torch.tensor([0, 1, 0, 1, 0, 1]), 2, tolerance=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_parameter_that_is_used_in_several_precisions(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4).to(dtype)
+    engine = UnitGradients(trained(model))
+    for _ in range(2):
+        x = torch.randn(6, 3, 8)
+        both = [x.to(kind) @ model.weight.to(kind).T + model.bias.to(kind) for kind in (torch.float32, torch.float64)]
+        with Fast():
+            check(engine, model, sum(one.square().sum((1, 2)).to(dtype) for one in both))
+
+
 def test_the_model_is_left_alone() -> None:
     """No hooks, nothing in its state, and random numbers go on as they would have."""
     model = small_models.tiny("bert").train()
