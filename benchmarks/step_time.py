@@ -1,10 +1,10 @@
-"""Time and memory of a training step: Horovod's SGD, ours with units from a batch to an example, and Opacus.
+"""Time and memory of a training step: Horovod's SGD, eDP-SGD with both noise placements, and vanilla DP-SGD.
 
-    python -m benchmarks.step_time [--rounds 20] [--only bert] [--out benchmarks/results]
+    python -m benchmarks.step_time [--rounds 30] [--out benchmarks/results]
 
-Two Horovod workers with one thread each, Adam. All contenders of a model take turns in one process, so that a slow
-moment of the machine hits them alike; a ratio compares two steps of the same round. Peak memory is taken in processes
-of their own. Opacus runs on variants of the models that it can train, beside plain training and ours on the same.
+Two Horovod workers with one thread each, Adam, 32 sequences per worker. All contenders of a model take turns in one
+process, so that a slow moment of the machine hits them alike; a ratio compares two steps of the same round. Peak memory
+is taken in processes of their own.
 """
 
 from __future__ import annotations
@@ -19,40 +19,116 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torchcrf import CRF
+from transformers import BertConfig, BertModel
 
 import edpsgd
-from benchmarks.contenders import NAMES, OURS, PEERS, Contender, make, make_batches
 from edpsgd import clipping, gradients
-from edpsgd.units import UnitGradients
 
-WORKERS = 2
-KINDS = {"bert": "BERT", "clc": "CLC"}
-SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a worker
-PEER_SHAPES = SHAPES[:2]  # a gradient for each of 128 examples does not fit into this machine
+BATCH, WORKERS, TAGS, INTENTS = 32, 2, 20, 10
+TOKENS = (14, 30)
 RESULTS = Path(__file__).parent / "results"
-SLOW = ("loop", "opacus_hooks")  # fewer rounds
-WARM_UP, SLOW_ROUNDS, TIMED_STEPS = 3, 3, 6
-PARTS = {
-    "backward": "backward and norms",
-    "sums": "weighted sums",
-    "norm": "norm",
-    "scale": "scale",
-    "noise": "noise",
-    "ledger": "ledger",
-    "wire": "wire",
-    "adam": "Adam",
-    "rest": "forward and the rest",
-    "whole": "all",
+CONTENDERS = ("sgd", "edp_sharded", "edp_per_worker", "dp_sgd")
+NAMES = {
+    "sgd": "SGD (`hvd.DistributedOptimizer`)",
+    "edp_sharded": "eDP-SGD, sharded noise (default)",
+    "edp_per_worker": "eDP-SGD, per-worker noise",
+    "dp_sgd": "vanilla DP-SGD (loop over examples)",
 }
 
 
+class Bert(nn.Module):
+    """4 layers, 312 wide, 12 heads, with linear intent and slot heads."""
+
+    vocabulary = 30522
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"hidden_size": 312, "num_hidden_layers": 4, "num_attention_heads": 12, "intermediate_size": 1200}
+        self.bert = BertModel(BertConfig(vocab_size=self.vocabulary, **sizes))
+        self.intent = nn.Linear(312, INTENTS)
+        self.slots = nn.Linear(312, TAGS)
+
+    def forward(self, words: torch.Tensor, tags: torch.Tensor, intents: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch."""
+        output = self.bert(input_ids=words)
+        slot_loss = nn.functional.cross_entropy(self.slots(output.last_hidden_state).flatten(0, 1), tags.flatten())
+        return slot_loss + nn.functional.cross_entropy(self.intent(output.pooler_output), intents)
+
+
+class BiLstmCrf(nn.Module):
+    """Word embeddings, 2 bidirectional LSTM layers of 384, a linear intent head and a CRF for the slots."""
+
+    vocabulary = 5000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(self.vocabulary, 300)
+        self.lstm = nn.LSTM(300, 384, num_layers=2, bidirectional=True, batch_first=True)
+        self.intent = nn.Linear(768, INTENTS)
+        self.slots = nn.Linear(768, TAGS)
+        self.crf = CRF(TAGS, batch_first=True)
+
+    def forward(self, words: torch.Tensor, tags: torch.Tensor, intents: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch."""
+        states, _ = self.lstm(self.embed(words))
+        slot_loss = -self.crf(self.slots(states), tags, reduction="mean")
+        return slot_loss + nn.functional.cross_entropy(self.intent(states.mean(1)), intents)
+
+
+MODELS: dict[str, type[Bert] | type[BiLstmCrf]] = {"bert": Bert, "bilstm_crf": BiLstmCrf}
+
+
 # -------------------------------------------------------------------- what the two workers run
+
+
+def make(contender: str, kind: str, folder: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer; the private ones keep their ledger on disk."""
+    import horovod.torch as hvd
+
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    adam = torch.optim.Adam(model.parameters(), lr=1e-4)
+    if contender == "sgd":
+        return model, hvd.DistributedOptimizer(adam, named_parameters=model.named_parameters())
+    unit = {"unit": "example", "divisor": BATCH * WORKERS} if contender == "dp_sgd" else {"unit": "micro_batch"}
+    return model, edpsgd.PrivateOptimizer(
+        adam,
+        model.named_parameters(),
+        clip_norm=1.0,
+        noise_multiplier=0.8,
+        noise_decay=edpsgd.LinearDecay(0.05),
+        noise_placement="per_worker" if contender == "edp_per_worker" else "sharded",
+        ledger=folder / f"{kind}-{contender}.jsonl",
+        **unit,
+    )
+
+
+def make_batch(kind: str, tokens: int, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random words, tags and intents."""
+    generator = torch.Generator().manual_seed(rank)
+    words = torch.randint(0, MODELS[kind].vocabulary, (BATCH, tokens), generator=generator)
+    tags = torch.randint(0, TAGS, (BATCH, tokens), generator=generator)
+    return words, tags, torch.randint(0, INTENTS, (BATCH,), generator=generator)
+
+
+def train_step(contender: str, model: nn.Module, optimizer: Any, batch: tuple[torch.Tensor, ...]) -> None:
+    """One step; vanilla DP-SGD clips the gradient of every example."""
+    optimizer.zero_grad()
+    if contender == "dp_sgd":
+        for index in range(BATCH):
+            model(*(part[index : index + 1] for part in batch)).backward()
+            optimizer.accumulate()
+    else:
+        model(*batch).backward()
+    optimizer.step()
 
 
 @contextmanager
@@ -77,8 +153,7 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
         (type(optimizer.ledger), "charge", "ledger"),
         (type(optimizer._collective), "sum_", "wire"),
         (type(optimizer._inner), "step", "adam"),
-        (UnitGradients, "backward", "backward"),
-        (UnitGradients, "add_weighted_", "sums"),
+        (type(optimizer), "step", "step"),
     ]
     originals = [getattr(owner, name) for owner, name, _ in places]
     try:
@@ -90,51 +165,48 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
             setattr(owner, name, original)
 
 
-def measure_time(kind: str, tokens: int, size: int, is_peer: bool, rounds: int, folder: Path) -> dict[str, Any]:
-    """Interleaved steps of all contenders, in seconds, and where the time of ours goes."""
+def measure_time(kind: str, tokens: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Interleaved steps of all contenders, in seconds, and where the time of eDP-SGD goes."""
     import horovod.torch as hvd
 
-    names = PEERS if is_peer else OURS
-    all_of_them = {name: make(name, kind, size, is_peer, folder) for name in names}
-    batches = make_batches(kind, tokens, size, hvd.rank())
-    times: dict[str, list[float | None]] = {name: [] for name in names}
-    for number in range(WARM_UP + rounds):
-        for shift in range(len(names)):
-            name = names[(number + shift) % len(names)]
-            if name in SLOW and number >= WARM_UP + SLOW_ROUNDS:
-                times[name].append(None)
+    pairs = {contender: make(contender, kind, folder) for contender in CONTENDERS}
+    batch = make_batch(kind, tokens, hvd.rank())
+    times: dict[str, list[float | None]] = {contender: [] for contender in CONTENDERS}
+    warm_up, slow_rounds = 2, 4
+    for number in range(warm_up + rounds):
+        order = [CONTENDERS[(number + shift) % len(CONTENDERS)] for shift in range(len(CONTENDERS))]
+        for contender in order:
+            if contender == "dp_sgd" and number >= warm_up + slow_rounds:
+                times[contender].append(None)
                 continue
             hvd.barrier()
             start = time.perf_counter()
-            all_of_them[name].step(*batches)
-            times[name].append(time.perf_counter() - start)
-    parts = {}
-    for name in ("edp_sharded", "edp_per_worker", "groups", "example") if not is_peer else ():
-        found = [_parts(all_of_them[name], batches) for _ in range(TIMED_STEPS)]
-        parts[name] = {part: statistics.median(one.get(part, 0.0) for one in found) for part in PARTS}
+            train_step(contender, *pairs[contender], batch)
+            times[contender].append(time.perf_counter() - start)
+    parts: dict[str, list[dict[str, float]]] = {}
+    for contender in ("edp_sharded", "edp_per_worker"):
+        model, optimizer = pairs[contender]
+        for _ in range(8):
+            with stopwatch(optimizer) as spent:  # type: ignore[arg-type]
+                start = time.perf_counter()
+                train_step(contender, model, optimizer, batch)
+            spent["whole"] = time.perf_counter() - start
+            parts.setdefault(contender, []).append(spent)
     return {
-        "parameters": sum(p.numel() for p in all_of_them["sgd"].model.parameters()),
-        "times": {name: values[WARM_UP:] for name, values in times.items()},
-        "parts": parts,
+        "parameters": sum(p.numel() for p in pairs["sgd"][0].parameters()),
+        "times": {contender: values[warm_up:] for contender, values in times.items()},
+        "parts": {c: {k: statistics.median(s[k] for s in runs) for k in runs[0]} for c, runs in parts.items()},
     }
 
 
-def _parts(contender: Contender, batches: Any) -> dict[str, float]:
-    with stopwatch(contender.optimizer) as spent:
-        start = time.perf_counter()
-        contender.step(*batches)
-    whole = time.perf_counter() - start
-    return {**spent, "rest": whole - sum(spent.values()), "whole": whole}
-
-
-def measure_memory(kind: str, tokens: int, size: int, is_peer: bool, contender: str, folder: Path) -> dict[str, float]:
+def measure_memory(kind: str, tokens: int, contender: str, folder: Path) -> dict[str, float]:
     """Peak resident memory of a process that does nothing else, in MiB."""
     import horovod.torch as hvd
 
-    chosen = make(contender, kind, size, is_peer, folder)
-    batches = make_batches(kind, tokens, size, hvd.rank())
-    for _ in range(2 if contender in SLOW else 4):
-        chosen.step(*batches)
+    model, optimizer = make(contender, kind, folder)
+    batch = make_batch(kind, tokens, hvd.rank())
+    for _ in range(3 if contender != "dp_sgd" else 2):
+        train_step(contender, model, optimizer, batch)
     return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
@@ -168,27 +240,30 @@ def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4, method="inclusive")
 
 
-def summarise(job: dict[str, Any], measured: dict[str, Any], memory: dict[str, float]) -> dict[str, Any]:
-    """Medians, ratios within rounds, and the parts of a step."""
+def summarise(kind: str, tokens: int, measured: dict[str, Any], memory: dict[str, float]) -> dict[str, Any]:
+    """Medians, ratios within rounds, and the parts of a step as shares of it."""
     times = measured["times"]
     contenders = {}
-    for contender in times:
+    for contender in CONTENDERS:
         pairs = [(own, sgd) for own, sgd in zip(times[contender], times["sgd"], strict=True) if own is not None]
         contenders[contender] = {
             "milliseconds": [1e3 * q for q in quartiles([own for own, _ in pairs])],
             "ratio_to_sgd": quartiles([own / sgd for own, sgd in pairs]),
             "steps": len(pairs),
             "peak_mib": memory[contender],
-            "memory_ratio": memory[contender] / memory["sgd"],
         }
-    parts = {name: {k: 1e3 * v for k, v in found.items()} for name, found in measured["parts"].items()}
-    return {**job, "parameters": measured["parameters"], "contenders": contenders, "parts_ms": parts}
+    return {
+        "model": kind,
+        "tokens": tokens,
+        "parameters": measured["parameters"],
+        "contenders": contenders,
+        "parts_ms": {c: {k: 1e3 * v for k, v in parts.items()} for c, parts in measured["parts"].items()},
+    }
 
 
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
     import horovod
-    import opacus
     import transformers
 
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -200,7 +275,6 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "horovod": horovod.__version__,
         "transformers": transformers.__version__,
-        "opacus": opacus.__version__,
         "edpsgd": edpsgd.__version__,
     }
 
@@ -213,49 +287,36 @@ def to_markdown(report: dict[str, Any]) -> str:
         "",
         f"Made by `{report['command']}` in {report['minutes']:.0f} minutes on {about['cores']} cores of "
         f"{about['processor']}; Python {about['python']}, torch {about['torch']}, Horovod {about['horovod']} (Gloo), "
-        f"transformers {about['transformers']}, Opacus {about['opacus']}.",
+        f"transformers {about['transformers']}.",
         "",
-        f"{WORKERS} workers with one thread each, Adam, the ledger on disk. Medians, quartiles in brackets; ratios "
-        "compare steps of the same round. Memory is the peak of a worker, with Python and libraries. BERT has the "
-        "paper's configuration, CLC learns its word vectors; both end in a CRF.",
+        f"{WORKERS} workers with one thread each, {BATCH} sequences per worker, Adam, the ledger on disk. Medians, "
+        "quartiles in brackets; ratios compare steps of the same round.",
     ]
     for row in report["rows"]:
-        lines += ["", f"## {_title(row)}", ""]
-        lines += ["| | ms per step | over SGD | peak memory, MiB | over SGD |", "|---|---|---|---|---|"]
+        lines += ["", f"## {row['model']}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens']} tokens", ""]
+        lines += ["| | ms per step | over SGD | peak memory, MiB |", "|---|---|---|---|"]
         for contender, figures in row["contenders"].items():
             low, mid, high = figures["milliseconds"]
             ratio = "{1:.3f} ({0:.3f} to {2:.3f})".format(*figures["ratio_to_sgd"])
-            memory = f"{figures['peak_mib']:.0f} | {figures['memory_ratio']:.2f}"
-            lines.append(f"| {NAMES[contender]} | {mid:.0f} ({low:.0f} to {high:.0f}) | {ratio} | {memory} |")
-        if row["parts_ms"]:
-            lines += ["", f"| of a private step, ms | {' | '.join(PARTS.values())} |", "|---" * (1 + len(PARTS)) + "|"]
+            lines.append(
+                f"| {NAMES[contender]} | {mid:.0f} ({low:.0f} to {high:.0f}) | {ratio} | {figures['peak_mib']:.0f} |"
+            )
+        lines += ["", "| of a private step, ms | norm | scale | noise | ledger | wire | Adam | all |", "|---" * 8 + "|"]
         for contender, parts in row["parts_ms"].items():
-            lines.append(f"| {NAMES[contender]} | {' | '.join(f'{parts[part]:.1f}' for part in PARTS)} |")
+            cells = [f"{parts[k]:.2f}" for k in ("norm", "scale", "noise", "ledger", "wire", "adam", "whole")]
+            lines.append(f"| {NAMES[contender]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _title(row: dict[str, Any]) -> str:
-    variant = {"bert": "BERT without CRF", "clc": "BiLSTM without CRF and characters"}
-    name = (variant if row["is_peer"] else KINDS)[row["kind"]]
-    return f"{name}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens']} tokens, batch {row['size']}"
 
 
 def readme_table(report: dict[str, Any]) -> str:
     """The ratios, for the README."""
-    peers = {_shape(row): row["contenders"] for row in report["rows"] if row["is_peer"]}
-    names = [name for name in NAMES if name != "sgd"]
-    lines = [f"| | {' | '.join(NAMES[name] for name in names)} |", "|---" * (len(names) + 1) + "|"]
-    for row in report["rows"]:
-        if not row["is_peer"]:
-            found = {**peers.get(_shape(row), {}), **row["contenders"]}
-            cells = [f"{found[name]['ratio_to_sgd'][1]:.2f}" if name in found else "–" for name in names]
-            head = f"{KINDS[row['kind']]}, {row['tokens']} tokens, batch {row['size']}"
-            lines.append(f"| {head} | {' | '.join(cells)} |")
+    titles = {"bert": "BERT", "bilstm_crf": "BiLSTM-CRF"}
+    heads = [f"{titles[r['model']]} {r['parameters'] / 1e6:.0f} M, {r['tokens']} tokens" for r in report["rows"]]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for contender in CONTENDERS[1:]:
+        ratios = [f"{row['contenders'][contender]['ratio_to_sgd'][1]:.2f}" for row in report["rows"]]
+        lines.append(f"| {NAMES[contender]} | {' | '.join(ratios)} |")
     return "\n".join(lines)
-
-
-def _shape(row: dict[str, Any]) -> tuple[str, int, int]:
-    return row["kind"], row["tokens"], row["size"]
 
 
 def update_readme(report: dict[str, Any], path: Path) -> None:
@@ -265,45 +326,34 @@ def update_readme(report: dict[str, Any], path: Path) -> None:
     path.write_text(f"{before}<!-- step_time -->\n{readme_table(report)}\n<!-- /step_time -->{after}")
 
 
-def jobs(only: str) -> list[dict[str, Any]]:
-    """What is measured: every model in every shape, and the variants of the peers."""
-    found = [
-        {"kind": kind, "tokens": tokens, "size": size, "is_peer": is_peer}
-        for is_peer, shapes in ((False, SHAPES), (True, PEER_SHAPES))
-        for kind in KINDS
-        for tokens, size in shapes
-    ]
-    return [job for job in found if only in f"{job['kind']}-{job['tokens']}-{job['size']}"]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Runs everything, or (on a worker) one job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds for each model and shape")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only jobs whose name, as in clc-14-32, has this")
+    parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for each model and length")
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="folder of the report; the default also updates README"
     )
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    flags = parser.parse_args(arguments)
-    if flags.job is not None:
-        return work(flags.job, flags.folder)
+    arguments = parser.parse_args()
+    if arguments.job is not None:
+        return work(arguments.job, arguments.folder)
     start, rows = time.monotonic(), []
-    for job in jobs(flags.only):
-        measured = run({**job, "rounds": flags.rounds})
-        memory = {name: run({**job, "contender": name})["peak_mib"] for name in (PEERS if job["is_peer"] else OURS)}
-        rows.append(summarise(job, measured, memory))
+    for kind in MODELS:
+        for tokens in TOKENS:
+            measured = run({"kind": kind, "tokens": tokens, "rounds": arguments.rounds})
+            memory = {c: run({"kind": kind, "tokens": tokens, "contender": c})["peak_mib"] for c in CONTENDERS}
+            rows.append(summarise(kind, tokens, measured, memory))
     report = {
-        "command": f"python -m benchmarks.step_time --rounds {flags.rounds}",
+        "command": f"python -m benchmarks.step_time --rounds {arguments.rounds}",
         "minutes": (time.monotonic() - start) / 60,
         "machine": machine(),
         "rows": rows,
     }
-    flags.out.mkdir(parents=True, exist_ok=True)
-    (flags.out / "step_time.json").write_text(json.dumps(report, indent=1) + "\n")
-    (flags.out / "step_time.md").write_text(to_markdown(report))
-    if flags.out == RESULTS:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "step_time.json").write_text(json.dumps(report, indent=1) + "\n")
+    (arguments.out / "step_time.md").write_text(to_markdown(report))
+    if arguments.out == RESULTS:
         update_readme(report, RESULTS.parent.parent / "README.md")
     print(to_markdown(report))
     return None
