@@ -35,6 +35,7 @@ bench: env
 	python -m benchmarks.accounting
 	python -m benchmarks.data_loading
 	python -m benchmarks.attack_cost
+	python -m benchmarks.readme
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

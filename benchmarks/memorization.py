@@ -279,6 +279,23 @@ def _table(members: Sequence[dict[str, Any]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
 
 
+def readme_table(found: dict[str, Any]) -> str:
+    """On users as they are, for the README."""
+    canaries = len(found["scale"]["rates"]) * found["scale"]["per"]
+    lines = [f"| | of {canaries} canaries memorised | perplexity | ε for one user |", "|---|---|---|---|"]
+    wanted = [
+        ("SGD", found["scale"]["batches"][0]),
+        *((n, found["scale"]["cohorts"][1]) for n in ("FedAvg", "DP-FedAvg")),
+    ]
+    for name, batch in wanted:
+        rows = [row for row in found["rows"] if (row["name"], row["batch"], row["is_iid"]) == (name, batch, False)]
+        [row] = rows
+        cost = f"{format_epsilon(row['epsilon'])} at δ = {found['delta']:g}" if "epsilon" in row else "–"
+        memorised = row["memorised"]["all"]["random_sampling"]
+        lines.append(f"| {name} | {memorised} | {row['test_perplexity']:.1f} | {cost} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memorization", description=__doc__)

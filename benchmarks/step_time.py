@@ -319,20 +319,11 @@ def readme_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def update_readme(report: dict[str, Any], path: Path) -> None:
-    """Writes the table between its marks."""
-    before, rest = path.read_text().split("<!-- step_time -->")
-    _, after = rest.split("<!-- /step_time -->")
-    path.write_text(f"{before}<!-- step_time -->\n{readme_table(report)}\n<!-- /step_time -->{after}")
-
-
 def main() -> None:
     """Runs everything, or (on a worker) one job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for each model and length")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS, help="folder of the report; the default also updates README"
-    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the report")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -353,8 +344,6 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "step_time.json").write_text(json.dumps(report, indent=1) + "\n")
     (arguments.out / "step_time.md").write_text(to_markdown(report))
-    if arguments.out == RESULTS:
-        update_readme(report, RESULTS.parent.parent / "README.md")
     print(to_markdown(report))
     return None
 
