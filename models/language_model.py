@@ -83,8 +83,16 @@ class LanguageModel(nn.Module):
             tokens: (B, T).
             targets: the word after each token, (B, T); -100 where there is none. A row without any has a loss of 0.
         """
-        is_real = targets != NO_TARGET  # logits are the greater part of the work: none for padding
-        outputs = self.encode(tokens)[0][is_real]
-        each = functional.cross_entropy(outputs @ self.table().T, targets[is_real], reduction="none")
+        each, is_real = self._each(tokens, targets, "none")
         sums = each.new_zeros(len(targets)).index_add(0, is_real.nonzero()[:, 0], each)
         return sums / is_real.sum(dim=1).clamp(min=1)
+
+    def mean_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean over all targets; arguments as for losses, with at least one target."""
+        return self._each(tokens, targets, "mean")[0]
+
+    def _each(self, tokens: Tensor, targets: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
+        """The losses of the targets, and where those are; logits are the greater part of the work: none for padding."""
+        is_real = targets != NO_TARGET
+        outputs = self.encode(tokens)[0][is_real]
+        return functional.cross_entropy(outputs @ self.table().T, targets[is_real], reduction=reduction), is_real

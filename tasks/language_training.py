@@ -50,7 +50,7 @@ class UserTraining:
     def step(self, number: int) -> None:
         """One round."""
         self.optimizer.clip_norm = self._changes.get(number, self.optimizer.clip_norm)
-        self.federated.round(partial(self._batches, number), lambda batch: mean_loss(self._model, batch))
+        self.federated.round(partial(self._batches, number), lambda batch: self._model.mean_loss(*batch))
 
     def _batches(self, number: int, user: int) -> Sequence[Windows]:
         """A user's windows, in order; fedsgd, which takes one batch, has another in every round."""
@@ -88,7 +88,7 @@ class SentenceTraining:
         chosen = [self._sentence(int(place) // all_sentences, int(place) % all_sentences) for place in places]
         self.optimizer.zero_grad()
         for batch in batches(chosen, self._config.unroll, size * self._config.budget, self._device):
-            mean_loss(self._model, batch).backward()
+            self._model.mean_loss(*batch).backward()
         self.optimizer.step()
 
     def _sentence(self, turn: int, place: int) -> Words:
@@ -116,12 +116,6 @@ def batches(sentences: Sequence[Words], unroll: int, size: int, device: torch.de
     for pair in zip(inputs.split(size), targets.split(size), strict=True):
         if len(pair[0]):
             yield pair[0].to(device, non_blocking=True), pair[1].to(device, non_blocking=True)
-
-
-def mean_loss(model: LanguageModel, batch: Windows) -> torch.Tensor:
-    """Mean over the words of the batch."""
-    counts = (batch[1] >= 0).sum(dim=1)
-    return (model.losses(*batch) * counts).sum() / counts.sum()
 
 
 def make_optimizer(name: str, model: LanguageModel, rate: float) -> torch.optim.Optimizer:

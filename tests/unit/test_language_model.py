@@ -114,3 +114,11 @@ def test_a_seed_and_the_settings_make_it_again() -> None:
 def test_bad_sizes(wrong) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be an int >= 1"):
         LanguageModel(**{"words": 5, **wrong})
+
+
+def test_the_mean_loss_counts_every_word_alike() -> None:
+    torch.manual_seed(0)
+    model, tokens = LanguageModel(20, 4, 8), torch.randint(0, 20, (3, 5))
+    targets = torch.tensor([[1, 2, 3, 4, 5], [6, -100, -100, -100, -100], [7, 8, -100, -100, -100]])
+    by_hand = (model.losses(tokens, targets) * torch.tensor([5, 1, 2])).sum() / 8
+    torch.testing.assert_close(model.mean_loss(tokens, targets), by_hand)
