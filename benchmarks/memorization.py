@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -232,10 +233,11 @@ def page(found: dict[str, Any]) -> str:
     """The tables, to read."""
     scale, about = found["scale"], found["machine"]
     canaries = len(scale["rates"]) * scale["per"]
+    duration = f" in {found['minutes']:.0f} minutes" if found.get("minutes") else ", in several parts"
     lines = [
         "# What language models memorise of their users",
         "",
-        f"`python -m benchmarks.memorization`. {about['processor']}, {about['cores']} cores. One seed each.",
+        f"`python -m benchmarks.memorization`{duration}. {about['processor']}, {about['cores']} cores. One seed each.",
         f"Tables are numbered as in Thakkar et al. 2021. {scale['users']} generated users with about",
         f"{scale['sentences']} sentences each, dictionary of {scale['words']} words, embeddings of {scale['size'][0]},",
         f"LSTM of {scale['size'][1]}; {canaries} canaries of five words.",
@@ -306,9 +308,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scale = Scale()
     prepare(scale, flags.runs)
     chosen = [row for row in rows(scale) if flags.only in row.folder]
+    is_whole = not flags.only and not any((flags.runs / row.folder).exists() for row in chosen)
+    start = time.monotonic()
     with ThreadPoolExecutor(flags.jobs) as pool:
         list(pool.map(lambda row: run(row, scale, flags.runs), sorted(chosen, key=lambda row: -row.batch)))
-    found = collect(rows(scale), scale, flags.runs)
+    minutes = (time.monotonic() - start) / 60
+    found = {**collect(rows(scale), scale, flags.runs), "minutes": minutes if is_whole else None}
     (RESULTS / "memorization.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (RESULTS / "memorization.md").write_text(page(found), encoding="utf-8")
 
