@@ -246,7 +246,9 @@ def page(found: dict[str, Any]) -> str:
         f"chance {canaries / (scale['suffixes'] + 1):.1g}). BS: found by beam search from the first word. Accuracy and",
         "perplexity on other users, without canaries. ε is for adding or removing one user, at",
         f"δ = {found['delta']:g}; the seed is 0 here, so it is the ε of the same training with a secret one. On IID",
-        "data users are made up, and ε is for a made-up user. All algorithms have as many passes over the data, but",
+        "data users are made up, ε is for a made-up user, and a canary is spread over nearly as many of them as it has",
+        "insertions: what hundreds of users say, no promise to single ones covers.",
+        "All algorithms have as many passes over the data, but",
         "for the small cohorts in Tables 1 and 4. FedAvg's server has momentum but where the name says otherwise.",
     ]
     for number, title in _TITLES.items():
