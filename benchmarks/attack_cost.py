@@ -68,7 +68,8 @@ def page(found: dict[str, Any]) -> str:
         "",
         f"`python -m benchmarks.attack_cost` on {about['processor']}, {about['cores']} cores: {found['examples']}",
         "generated utterances, models of full size. Prediction is the forward pass and Viterbi; the features of an",
-        "attack are the forward pass, the CRF's marginals, losses and sorting.",
+        "attack are the forward pass, the CRF's marginals, losses and sorting. One thread; other work on the machine",
+        "slows both alike, so that only the ratio tells something.",
         "",
         "| model | tags | prediction | features | ratio |",
         "|---|---|---|---|---|",
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attack_cost", description=__doc__)
     parser.add_argument("--examples", type=int, default=100_000, metavar="N")
     flags = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     found: dict[str, Any] = {"machine": machine(), "examples": flags.examples, "rows": []}
     for model, slots in itertools.product(("clc", "bert"), SLOTS):
         found["rows"].append(measure(model, slots, flags.examples))

@@ -1,7 +1,9 @@
 """The federated secret sharer in small: SGD memorises what a few users say often, DP-FedAvg does not.
 
 The benchmark (benchmarks/memorization.py) has the tables; this is the same code with fewer users. Of what DP-FedAvg
-does, clipping alone hides the canaries here; the noise is what makes it a promise, and ε is checked beside.
+does, clipping alone hides the canaries here; the noise is what makes it a promise, and ε is checked beside. That holds
+for what few users say: with a dozen for each canary (a rate of 0.04) their median exposure was 1.9 bits above that of
+phrases that nobody said, and in the benchmark it is more.
 """
 
 from __future__ import annotations

@@ -106,11 +106,15 @@ def test_what_attackers_learn() -> None:
     known, unknown = results["by_heart"]["trained by heart"], results["by_heart"]["never saw them"]
     assert all(known[attack]["auc"]["low"] > 0.6 for attack in ("shadow", "lira", "loss"))
     assert all(report["auc"]["low"] <= 0.5 <= report["auc"]["high"] for report in unknown.values())
+    error_rates = json.loads((ROOT / "benchmarks" / "results" / "utility.json").read_text())
+    sers, costs = {run["name"]: run["metrics"]["test_ser"] for run in error_rates["runs"]}, []
     for model, task in itertools.product(("clc", "bert"), ("atis", "snips")):
         ours = [row for row in results["corpora"] if (row["model"], row["task"]) == (model, task)]
         [plain] = [row["auc"]["value"] for row in ours if row["private"] == "off"]
         noisiest = max((row for row in ours if row["private"] == "edp"), key=noise)
         assert noisiest["auc"]["value"] < plain
+        costs.append(round(100 * (sers[noisiest["name"]] / sers[f"{task}-{model}-random-0"] - 1)))
+    assert f"their SER is {min(costs)} to {max(costs)} % above plain training's" in README
 
 
 def test_what_is_memorised() -> None:
