@@ -129,6 +129,7 @@ def test_what_is_memorised() -> None:
     for most, fewer, none in (by_sampling, by_beams):
         assert most > 2 * fewer > none == 0
     assert private["epsilon"] < 3
+    assert (results["machine"]["cores"], results["minutes"] < 60) == (2, True)  # all tables, in one go
 
 
 def test_the_cost_of_a_rank() -> None:
