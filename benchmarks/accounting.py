@@ -8,15 +8,11 @@ accuracy is the distance to a grid with a sixteenth of the tolerance. Everything
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import math
 import statistics
 import time
-from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dp_accounting
@@ -24,7 +20,7 @@ import numpy as np
 import scipy
 from dp_accounting import pld as dp_pld
 
-from benchmarks.step_time import RESULTS, machine
+from benchmarks import results
 from edpsgd import LinearDecay, accounting, pld
 from edpsgd.pld import Composition, Steps
 
@@ -173,36 +169,24 @@ def to_markdown(report: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measures everything and writes the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the report")
-    arguments = parser.parse_args()
+    flags = results.reducible("accounting", __doc__).parse_args(arguments)
+    rates = RATES[3:5] if flags.reduced else RATES
     logging.getLogger("absl").setLevel(logging.ERROR)
     start = time.monotonic()
-    about = machine()
-    for name in ("torch", "horovod", "transformers"):
-        del about[name]
     measure_epsilon(1.0, 0.01)  # the first transforms of a process are slow
     report = {
         "command": "python -m benchmarks.accounting",
-        "epsilon": [measure_epsilon(z, rate) for rate in RATES for z in NOISE],
-        "calibration": [measure_calibration(rate) for rate in RATES],
+        "epsilon": [measure_epsilon(z, rate) for rate in rates for z in NOISE],
+        "calibration": [measure_calibration(rate) for rate in rates],
         "without_sampling": measure_without_sampling(),
-        "growth": [measure_growth(rate) for rate in (1e-2,)],
+        "growth": [] if flags.reduced else [measure_growth(1e-2)],
         "dp_accounting": measure_dp_accounting(),
-        "machine": {
-            **about,
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-            "dp_accounting": version("dp-accounting"),
-        },
+        "machine": {**results.machine(), "scipy": scipy.__version__},
         "minutes": (time.monotonic() - start) / 60,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "accounting.json").write_text(json.dumps(report, indent=1) + "\n")
-    (arguments.out / "accounting.md").write_text(to_markdown(report))
-    print(to_markdown(report))
+    results.save(flags.out, "accounting", report, to_markdown(report))
 
 
 if __name__ == "__main__":

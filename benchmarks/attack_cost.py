@@ -6,7 +6,6 @@ utterances. Both are measured in turn, on parts of the data, and the figure is t
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.step_time import RESULTS, machine
+from benchmarks import results
+from benchmarks.results import machine
 from mia.views import BATCH, view
 from models.heads import Prediction
 from tasks import generate, run
@@ -82,16 +82,16 @@ def page(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attack_cost", description=__doc__)
+    parser = results.reducible("attack_cost", __doc__)
     parser.add_argument("--examples", type=int, default=100_000, metavar="N")
     flags = parser.parse_args(arguments)
+    examples = PART if flags.reduced else flags.examples
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"machine": machine(), "examples": flags.examples, "rows": []}
+    found: dict[str, Any] = {"machine": machine(), "examples": examples, "rows": []}
     for model, slots in itertools.product(("clc", "bert"), SLOTS):
-        found["rows"].append(measure(model, slots, flags.examples))
+        found["rows"].append(measure(model, slots, examples))
         print(found["rows"][-1], flush=True)
-    (RESULTS / "attack_cost.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "attack_cost.md").write_text(page(found), encoding="utf-8")
+    results.save(flags.out, "attack_cost", found, page(found))
 
 
 if __name__ == "__main__":

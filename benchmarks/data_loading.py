@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.step_time import RESULTS, machine
+from benchmarks import results
+from benchmarks.results import machine
 from tasks import generate, run
 from tasks.config import Config
 from tasks.corpus import Corpus
@@ -114,13 +115,13 @@ def _child(launcher: Sequence[str], *arguments: str) -> dict[str, Any]:
     return dict(json.loads(output[output.rindex("RESULT") + len("RESULT") :].splitlines()[0]))
 
 
-def measure(examples: int) -> dict[str, Any]:
+def measure(examples: int, sizes: Sequence[int]) -> dict[str, Any]:
     """All of it."""
     found: dict[str, Any] = {"machine": machine(), "examples": examples, "workers": 2}
     for model in ("clc", "bert"):
-        sizes = [_child([], "--memory", model, "--examples", str(size)) for size in SIZES]
+        memory = [_child([], "--memory", model, "--examples", str(size)) for size in sizes]
         epoch = _child(["horovodrun", "-np", "2", "--gloo"], "--epoch", model, "--examples", str(examples))
-        found[model] = {"epoch": epoch, "memory": sizes}
+        found[model] = {"epoch": epoch, "memory": memory}
     return found
 
 
@@ -156,7 +157,7 @@ def page(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_loading", description=__doc__)
+    parser = results.reducible("data_loading", __doc__)
     parser.add_argument("--examples", type=int, default=100_000, metavar="N")
     parser.add_argument("--epoch", choices=("clc", "bert"), help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=("clc", "bert"), help=argparse.SUPPRESS)
@@ -166,10 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if one is not None:
             print(f"\nRESULT{json.dumps(one)}", flush=True)
         return
-    found = measure(flags.examples)
-    (RESULTS / "data_loading.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "data_loading.md").write_text(page(found), encoding="utf-8")
-    print(page(found))
+    found = measure(2000 if flags.reduced else flags.examples, SIZES[:2] if flags.reduced else SIZES)
+    results.save(flags.out, "data_loading", found, page(found))
 
 
 if __name__ == "__main__":

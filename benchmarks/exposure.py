@@ -7,18 +7,16 @@ learned the canary by heart.
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.step_time import RESULTS, machine
+from benchmarks import results
+from benchmarks.results import machine
 from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, rank
 from mia.phrases import Canary, Configuration, make
 from mia.secret_sharer import SUFFIXES
@@ -107,15 +105,11 @@ def page(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exposure", description=(__doc__ or "").split("\n")[0])
+    parser = results.reducible("exposure", __doc__)
     parser.add_argument("--suffixes", type=int, default=SUFFIXES, metavar="N")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the report")
     flags = parser.parse_args(arguments)
-    found = measure(flags.suffixes)
-    flags.out.mkdir(parents=True, exist_ok=True)
-    (flags.out / "exposure.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (flags.out / "exposure.md").write_text(page(found), encoding="utf-8")
-    print(page(found))
+    found = measure(SUFFIXES // 100 if flags.reduced else flags.suffixes)
+    results.save(flags.out, "exposure", found, page(found))
 
 
 if __name__ == "__main__":

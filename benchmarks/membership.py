@@ -7,8 +7,6 @@ another corpus.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.step_time import RESULTS, machine
-from benchmarks.utility import final
+from benchmarks import results
+from benchmarks.results import machine
+from benchmarks.trainings import final
 from mia import shadows
 from mia.attack import ATTACKS, Attacker
 from mia.candidates import Run, candidates, open_run
 from mia.classifiers import membership
-from mia.metrics import evaluate
+from mia.metrics import Report, evaluate
 from mia.views import view
 from tasks.config import Config
 
@@ -83,29 +82,34 @@ def _all_attacks(attacker: Attacker) -> dict[str, Any]:
 
 def on_corpora(runs: Path, data: str) -> list[dict[str, Any]]:
     """The paper's attack on every training that is there."""
-
-    @cache
-    def learned(task: str, model: str) -> tuple[Any, Any]:
-        run = open_run(runs / f"{task}-{model}-random-0", data)
-        known = candidates(run.data, run.parts.labels)
-        return view(run.parts, run.data.corpus, known.rows).features, known.members
-
     found = []
     for folder in sorted(path.parent for path in runs.glob("*/config.yaml") if final(path.parent)):
         run = open_run(folder, data)
         if run.config.split == "random":
-            found.append(_one(run, *learned(SHADOW[run.config.task], run.config.model)))
+            report, near_duplicates = shadow_attack(
+                run, runs / f"{SHADOW[run.config.task]}-{run.config.model}-random-0"
+            )
+            names = ("model", "task", "private", "noise", "noise_multiplier", "decay")
+            settings = {name: getattr(run.config, name) for name in names}
+            found.append({"name": folder.name, **settings, "near_duplicates": near_duplicates, **report.to_json()})
             print(found[-1]["name"], found[-1]["auc"], flush=True)
     return found
 
 
-def _one(run: Run, features: Any, members: Any) -> dict[str, Any]:
+def shadow_attack(run: Run, shadow: Path) -> tuple[Report, int]:
+    """The paper's attack, with a plain training on another corpus as shadow; and the near duplicates it left out."""
     about = candidates(run.data, run.parts.labels)
     seen = view(run.parts, run.data.corpus, about.rows)
-    report = evaluate(membership(features, members, seen.features), about.members)
-    names = ("model", "task", "private", "noise", "noise_multiplier", "decay")
-    settings = {name: getattr(run.config, name) for name in names}
-    return {"name": run.folder.name, **settings, "near_duplicates": about.near_duplicates, **report.to_json()}
+    scores = membership(*_learned(shadow, run.config.data), seen.features)
+    return evaluate(scores, about.members), about.near_duplicates
+
+
+@cache
+def _learned(shadow: Path, data: str | None) -> tuple[Any, Any]:
+    """Features of a shadow's utterances, and which it was trained on."""
+    run = open_run(shadow, data)
+    known = candidates(run.data, run.parts.labels)
+    return view(run.parts, run.data.corpus, known.rows).features, known.members
 
 
 # -------------------------------------------------------------------- the page
@@ -176,14 +180,13 @@ def _text(estimate: dict[str, float]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.membership", description=__doc__)
+    parser = results.parser("membership", __doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/utility"), metavar="DIR", help="of benchmarks.utility")
     parser.add_argument("--data", default="data", metavar="DIR", help="the folder of the corpora")
     parser.add_argument("--output", type=Path, default=Path("runs/membership"), metavar="DIR", help="for new models")
     flags = parser.parse_args(arguments)
     found = {"machine": machine(), "by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
-    (RESULTS / "membership.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "membership.md").write_text(page(found), encoding="utf-8")
+    results.save(flags.out, "membership", found, page(found))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ interrupted goes on.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -21,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.step_time import RESULTS, machine
+from benchmarks import results
+from benchmarks.results import machine
 from edpsgd.bounds import format_epsilon
 from mia.phrases import Configuration, insert_texts, make
 from tasks.dictionary import Dictionary
@@ -62,6 +62,20 @@ class Scale:
     suffixes: int = 100_000
     noise: float = 2.0
     clip_norm: float = 0.5
+
+
+REDUCED = Scale(
+    users=300,
+    sentences=6,
+    words=60,
+    size=(12, 24),
+    rates=((0.025, 1.0), (0.0, 0.0)),  # a few users who say nothing else; and controls that nobody says
+    per=4,
+    cohorts=(20, 60),
+    rounds=24,
+    batches=(8, 16),
+    suffixes=5000,
+)
 
 
 @dataclass(frozen=True)
@@ -305,22 +319,21 @@ def readme_table(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memorization", description=__doc__)
+    parser = results.reducible("memorization", __doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/memorization"), metavar="DIR", help="where runs go")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="trainings at a time")
     parser.add_argument("--only", default="", metavar="TEXT", help="only runs whose name has this")
     flags = parser.parse_args(arguments)
-    scale = Scale()
+    scale = REDUCED if flags.reduced else Scale()
     prepare(scale, flags.runs)
-    chosen = [row for row in rows(scale) if flags.only in row.folder]
+    chosen = [row for row in rows(scale) if flags.only in row.folder and not (flags.reduced and row.is_iid)]
     is_whole = not flags.only and not any((flags.runs / row.folder).exists() for row in chosen)
     start = time.monotonic()
     with ThreadPoolExecutor(flags.jobs) as pool:
         list(pool.map(lambda row: run(row, scale, flags.runs), sorted(chosen, key=lambda row: -row.batch)))
     minutes = (time.monotonic() - start) / 60
     found = {**collect(rows(scale), scale, flags.runs), "minutes": minutes if is_whole else None}
-    (RESULTS / "memorization.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "memorization.md").write_text(page(found), encoding="utf-8")
+    results.save(flags.out, "memorization", found, page(found))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,72 @@
-"""Writes the tables of the README from the results: `python -m benchmarks.readme`."""
+"""Writes the tables of the two READMEs from the results: `python -m benchmarks.readme`."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks import membership, memorization, step_time, utility
+from benchmarks import epoch_time, membership, memorization, results, utility
 
-README = Path(__file__).parent.parent / "README.md"
-TABLES = {
-    "step_time": step_time.readme_table,
-    "utility": utility.readme_table,
-    "membership": membership.readme_table,
-    "memorization": memorization.readme_table,
+HERE = Path(__file__).parent
+COMMANDS = {  # by their results: flags, and what is measured
+    "epoch_time": (
+        "--data DIR",
+        "an epoch of SGD, eDP-SGD, smaller units, vanilla DP-SGD and Opacus; memory; a cost model for more workers",
+    ),
+    "step_time": ("", "single steps by length and batch, and where their time goes"),
+    "tradeoff": ("--data DIR --seeds 3", "the paper's Table 1 with its attack; error rate against ε by units"),
+    "recipes": ("--data DIR", "error rates at ε = 1, 3 and 8 with single-example units"),
+    "audits": ("", "lower bounds of μ and ε against what multipliers claim"),
+    "utility": (
+        "plain --data DIR`, then `private --data DIR",
+        "error rates of plain training, and the largest noise that leaves them within 5 %",
+    ),
+    "membership": ("--data DIR", "attacks on the trainings of utility, and on a model that knows its data by heart"),
+    "memorization": ("", "what language models memorise of users"),
+    "exposure": ("", "the rank of a canary with the language model of full size"),
+    "accounting": ("", "speed and tightness of ε"),
+    "data_loading": ("", "drawing and assembling batches"),
+    "attack_cost": ("", "the features of an attack"),
 }
 
 
-def updated(text: str) -> str:
-    """The README with each table between its marks."""
-    for name, table in TABLES.items():
-        results = json.loads((step_time.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+def commands() -> str:
+    """All commands, with the minutes that a whole run took."""
+    rows = []
+    for name, (flags, what) in COMMANDS.items():
+        is_there = (results.RESULTS / f"{name}.json").exists()
+        minutes = results.load(name).get("minutes") if is_there else None
+        lasted = f"{max(1, round(minutes))}" if minutes else "not recorded" if is_there else "not measured yet"
+        rows.append((f"`python -m benchmarks.{name} {flags}".rstrip() + "`", what, lasted))
+    return "\n".join(results.table(("command", "what it measures", "minutes of work, two cores"), rows))
+
+
+def _of(name: str, table: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+    return lambda: table(results.load(name))
+
+
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    HERE.parent / "README.md": {
+        "epoch_time": _of("epoch_time", epoch_time.readme_table),
+        "utility": _of("utility", utility.readme_table),
+        "membership": _of("membership", membership.readme_table),
+        "memorization": _of("memorization", memorization.readme_table),
+    },
+    HERE / "README.md": {"commands": commands},
+}
+
+
+def updated(path: Path) -> str:
+    """A README with each table between its marks."""
+    text = path.read_text(encoding="utf-8")
+    for name, table in TABLES[path].items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{table(results)}\n{end}{rest.partition(end)[2]}"
+        text = f"{before}{begin}\n{table()}\n{end}{rest.partition(end)[2]}"
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in TABLES:
+        path.write_text(updated(path), encoding="utf-8")

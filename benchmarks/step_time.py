@@ -1,134 +1,59 @@
-"""Time and memory of a training step: Horovod's SGD, eDP-SGD with both noise placements, and vanilla DP-SGD.
+"""Time and memory of a training step: Horovod's SGD, ours with units from a batch to an example, and Opacus.
 
-    python -m benchmarks.step_time [--rounds 30] [--out benchmarks/results]
+    python -m benchmarks.step_time [--rounds 20] [--only bert]
 
-Two Horovod workers with one thread each, Adam, 32 sequences per worker. All contenders of a model take turns in one
-process, so that a slow moment of the machine hits them alike; a ratio compares two steps of the same round. Peak memory
-is taken in processes of their own.
+Two Horovod workers with one thread each, Adam. All contenders of a model take turns in one process, so that a slow
+moment of the machine hits them alike; a ratio compares two steps of the same round. Peak memory is taken in processes
+of their own. Opacus runs on variants of the models that it can train, beside plain training and ours on the same.
+A row that is in the file of figures is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
-from torchcrf import CRF
-from transformers import BertConfig, BertModel
 
 import edpsgd
+from benchmarks import on_workers, results
+from benchmarks.contenders import NAMES, PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
 from edpsgd import clipping, gradients
+from edpsgd.units import UnitGradients
 
-BATCH, WORKERS, TAGS, INTENTS = 32, 2, 20, 10
-TOKENS = (14, 30)
-RESULTS = Path(__file__).parent / "results"
-CONTENDERS = ("sgd", "edp_sharded", "edp_per_worker", "dp_sgd")
-NAMES = {
-    "sgd": "SGD (`hvd.DistributedOptimizer`)",
-    "edp_sharded": "eDP-SGD, sharded noise (default)",
-    "edp_per_worker": "eDP-SGD, per-worker noise",
-    "dp_sgd": "vanilla DP-SGD (loop over examples)",
+WORKERS = 2
+KINDS = {"bert": "BERT", "clc": "CLC"}
+SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a worker
+PEER_SHAPES = SHAPES[:2]  # a gradient for each of 128 examples does not fit into this machine
+OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "loop")
+SIZES = {"bert": Sizes(30522, 10, 20), "clc": Sizes(5000, 10, 20)}
+LETTERS = 8  # of a word
+WARM_UP, SLOW_ROUNDS, TIMED_STEPS = 3, 3, 6
+PARTS = {
+    "backward": "backward and norms",
+    "sums": "weighted sums",
+    "norm": "norm",
+    "scale": "scale",
+    "noise": "noise",
+    "ledger": "ledger",
+    "wire": "wire",
+    "adam": "Adam",
+    "rest": "forward and the rest",
+    "whole": "all",
 }
 
 
-class Bert(nn.Module):
-    """4 layers, 312 wide, 12 heads, with linear intent and slot heads."""
-
-    vocabulary = 30522
-
-    def __init__(self) -> None:
-        super().__init__()
-        sizes = {"hidden_size": 312, "num_hidden_layers": 4, "num_attention_heads": 12, "intermediate_size": 1200}
-        self.bert = BertModel(BertConfig(vocab_size=self.vocabulary, **sizes))
-        self.intent = nn.Linear(312, INTENTS)
-        self.slots = nn.Linear(312, TAGS)
-
-    def forward(self, words: torch.Tensor, tags: torch.Tensor, intents: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch."""
-        output = self.bert(input_ids=words)
-        slot_loss = nn.functional.cross_entropy(self.slots(output.last_hidden_state).flatten(0, 1), tags.flatten())
-        return slot_loss + nn.functional.cross_entropy(self.intent(output.pooler_output), intents)
-
-
-class BiLstmCrf(nn.Module):
-    """Word embeddings, 2 bidirectional LSTM layers of 384, a linear intent head and a CRF for the slots."""
-
-    vocabulary = 5000
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(self.vocabulary, 300)
-        self.lstm = nn.LSTM(300, 384, num_layers=2, bidirectional=True, batch_first=True)
-        self.intent = nn.Linear(768, INTENTS)
-        self.slots = nn.Linear(768, TAGS)
-        self.crf = CRF(TAGS, batch_first=True)
-
-    def forward(self, words: torch.Tensor, tags: torch.Tensor, intents: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch."""
-        states, _ = self.lstm(self.embed(words))
-        slot_loss = -self.crf(self.slots(states), tags, reduction="mean")
-        return slot_loss + nn.functional.cross_entropy(self.intent(states.mean(1)), intents)
-
-
-MODELS: dict[str, type[Bert] | type[BiLstmCrf]] = {"bert": Bert, "bilstm_crf": BiLstmCrf}
-
-
 # -------------------------------------------------------------------- what the two workers run
-
-
-def make(contender: str, kind: str, folder: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and its optimizer; the private ones keep their ledger on disk."""
-    import horovod.torch as hvd
-
-    torch.manual_seed(0)
-    model = MODELS[kind]()
-    adam = torch.optim.Adam(model.parameters(), lr=1e-4)
-    if contender == "sgd":
-        return model, hvd.DistributedOptimizer(adam, named_parameters=model.named_parameters())
-    unit = {"unit": "example", "divisor": BATCH * WORKERS} if contender == "dp_sgd" else {"unit": "micro_batch"}
-    return model, edpsgd.PrivateOptimizer(
-        adam,
-        model.named_parameters(),
-        clip_norm=1.0,
-        noise_multiplier=0.8,
-        noise_decay=edpsgd.LinearDecay(0.05),
-        noise_placement="per_worker" if contender == "edp_per_worker" else "sharded",
-        ledger=folder / f"{kind}-{contender}.jsonl",
-        **unit,
-    )
-
-
-def make_batch(kind: str, tokens: int, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random words, tags and intents."""
-    generator = torch.Generator().manual_seed(rank)
-    words = torch.randint(0, MODELS[kind].vocabulary, (BATCH, tokens), generator=generator)
-    tags = torch.randint(0, TAGS, (BATCH, tokens), generator=generator)
-    return words, tags, torch.randint(0, INTENTS, (BATCH,), generator=generator)
-
-
-def train_step(contender: str, model: nn.Module, optimizer: Any, batch: tuple[torch.Tensor, ...]) -> None:
-    """One step; vanilla DP-SGD clips the gradient of every example."""
-    optimizer.zero_grad()
-    if contender == "dp_sgd":
-        for index in range(BATCH):
-            model(*(part[index : index + 1] for part in batch)).backward()
-            optimizer.accumulate()
-    else:
-        model(*batch).backward()
-    optimizer.step()
 
 
 @contextmanager
@@ -153,7 +78,8 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
         (type(optimizer.ledger), "charge", "ledger"),
         (type(optimizer._collective), "sum_", "wire"),
         (type(optimizer._inner), "step", "adam"),
-        (type(optimizer), "step", "step"),
+        (UnitGradients, "backward", "backward"),
+        (UnitGradients, "add_weighted_", "sums"),
     ]
     originals = [getattr(owner, name) for owner, name, _ in places]
     try:
@@ -165,74 +91,81 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
             setattr(owner, name, original)
 
 
-def measure_time(kind: str, tokens: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Interleaved steps of all contenders, in seconds, and where the time of eDP-SGD goes."""
+def make_batches(kind: str, tokens: int, size: int, seed: int) -> tuple[Batch, list[Batch]]:
+    """Random utterances, all of one length: together, and one by one."""
+    rng, sizes = np.random.default_rng(seed), SIZES[kind]
+    words = np.minimum(rng.zipf(1.3, (size, tokens)), sizes.words - 1)
+    spelled = rng.integers(2, 60, (sizes.words, LETTERS))
+    labels = rng.integers(0, sizes.tags, (size, tokens)), rng.integers(0, sizes.intents, size)
+
+    def batch(rows: slice) -> Batch:
+        parts = _pieces(words[rows]) if kind == "bert" else _distinct(words[rows], spelled)
+        parts |= {"mask": np.ones_like(words[rows], dtype=bool), "tags": labels[0][rows], "intents": labels[1][rows]}
+        return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in parts.items()}
+
+    return batch(slice(None)), [batch(slice(row, row + 1)) for row in range(size)]
+
+
+def _pieces(words: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """Every word is one piece, between the two that frame an utterance."""
+    framed = np.pad(words, ((0, 0), (1, 1)), constant_values=1)
+    return {"pieces": framed, "read": np.ones_like(framed), "first": np.arange(1, words.shape[1] + 1) + 0 * words}
+
+
+def _distinct(words: npt.NDArray[Any], spelled: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    rows, place = np.unique(words, return_inverse=True)
+    lengths = np.full(len(words), words.shape[1])
+    return {"rows": rows, "characters": spelled[rows], "place": place.reshape(words.shape), "lengths": lengths}
+
+
+def measure(
+    kind: str, tokens: int, size: int, is_peer: bool, folder: Path, rounds: int = 0, contender: str = ""
+) -> dict[str, Any]:
+    """On one worker: the time of all contenders, or the memory of one."""
     import horovod.torch as hvd
 
-    pairs = {contender: make(contender, kind, folder) for contender in CONTENDERS}
-    batch = make_batch(kind, tokens, hvd.rank())
-    times: dict[str, list[float | None]] = {contender: [] for contender in CONTENDERS}
-    warm_up, slow_rounds = 2, 4
-    for number in range(warm_up + rounds):
-        order = [CONTENDERS[(number + shift) % len(CONTENDERS)] for shift in range(len(CONTENDERS))]
-        for contender in order:
-            if contender == "dp_sgd" and number >= warm_up + slow_rounds:
-                times[contender].append(None)
-                continue
-            hvd.barrier()
-            start = time.perf_counter()
-            train_step(contender, *pairs[contender], batch)
-            times[contender].append(time.perf_counter() - start)
-    parts: dict[str, list[dict[str, float]]] = {}
-    for contender in ("edp_sharded", "edp_per_worker"):
-        model, optimizer = pairs[contender]
-        for _ in range(8):
-            with stopwatch(optimizer) as spent:  # type: ignore[arg-type]
-                start = time.perf_counter()
-                train_step(contender, model, optimizer, batch)
-            spent["whole"] = time.perf_counter() - start
-            parts.setdefault(contender, []).append(spent)
+    names = [contender] if contender else list(PEERS if is_peer else OURS)
+    contenders = {name: make(name, kind, is_peer, SIZES[kind], size, folder) for name in names}
+    batches = make_batches(kind, tokens, size, hvd.rank())
+    return peak(contenders[contender], contender, *batches) if contender else time_all(contenders, rounds, batches)
+
+
+def time_all(contenders: dict[str, Contender], rounds: int, batches: tuple[Batch, list[Batch]]) -> dict[str, Any]:
+    """Interleaved steps of all contenders, in seconds, and where the time of ours goes."""
+    times: dict[str, list[float | None]] = {name: [] for name in contenders}
+    for number in range(WARM_UP + rounds):
+        chosen = [name for name in contenders if name not in SLOW or number < WARM_UP + SLOW_ROUNDS]
+        seconds = take_turns(contenders, number, *batches, chosen)
+        for name in contenders:
+            times[name].append(seconds.get(name))
+    parts = {}
+    for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if "edp" in contenders]:
+        found = [step_parts(contenders[name], *batches) for _ in range(TIMED_STEPS)]
+        parts[name] = {part: statistics.median(one.get(part, 0.0) for one in found) for part in PARTS}
     return {
-        "parameters": sum(p.numel() for p in pairs["sgd"][0].parameters()),
-        "times": {contender: values[warm_up:] for contender, values in times.items()},
-        "parts": {c: {k: statistics.median(s[k] for s in runs) for k in runs[0]} for c, runs in parts.items()},
+        "parameters": sum(p.numel() for p in contenders["sgd"].model.parameters()),
+        "times": {name: values[WARM_UP:] for name, values in times.items()},
+        "parts": parts,
     }
 
 
-def measure_memory(kind: str, tokens: int, contender: str, folder: Path) -> dict[str, float]:
-    """Peak resident memory of a process that does nothing else, in MiB."""
-    import horovod.torch as hvd
+def step_parts(contender: Contender, batch: Batch, examples: list[Batch]) -> dict[str, float]:
+    """Seconds of the parts of one private step."""
+    with stopwatch(contender.optimizer) as spent:
+        start = time.perf_counter()
+        contender.step(batch, examples)
+    whole = time.perf_counter() - start
+    return {**spent, "rest": whole - sum(spent.values()), "whole": whole}
 
-    model, optimizer = make(contender, kind, folder)
-    batch = make_batch(kind, tokens, hvd.rank())
-    for _ in range(3 if contender != "dp_sgd" else 2):
-        train_step(contender, model, optimizer, batch)
+
+def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -> dict[str, float]:
+    """Peak resident memory of a process that does nothing else, in MiB."""
+    for _ in range(2 if name in SLOW else 4):
+        contender.step(batch, examples)
     return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def work(job: dict[str, Any], folder: Path) -> None:
-    """The part of one worker; worker 0 writes the result."""
-    import horovod.torch as hvd
-
-    torch.set_num_threads(1)
-    hvd.init()
-    measure = measure_memory if "contender" in job else measure_time
-    result = measure(**job, folder=folder)
-    if hvd.rank() == 0:
-        (folder / "result.json").write_text(json.dumps(result))
-
-
 # -------------------------------------------------------------------- what starts them and writes the report
-
-
-def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs a job on two workers."""
-    with tempfile.TemporaryDirectory() as folder:
-        module = [sys.executable, "-m", "benchmarks.step_time", "--job", json.dumps(job), "--folder", folder]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        subprocess.run(["horovodrun", "-np", str(WORKERS), "--gloo", *module], env=environment, check=True)
-        result: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
-        return result
 
 
 def quartiles(values: list[float]) -> list[float]:
@@ -240,111 +173,101 @@ def quartiles(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4, method="inclusive")
 
 
-def summarise(kind: str, tokens: int, measured: dict[str, Any], memory: dict[str, float]) -> dict[str, Any]:
-    """Medians, ratios within rounds, and the parts of a step as shares of it."""
+def summarise(job: dict[str, Any], measured: dict[str, Any], memory: dict[str, float]) -> dict[str, Any]:
+    """Medians, ratios within rounds, and the parts of a step."""
     times = measured["times"]
     contenders = {}
-    for contender in CONTENDERS:
+    for contender in times:
         pairs = [(own, sgd) for own, sgd in zip(times[contender], times["sgd"], strict=True) if own is not None]
         contenders[contender] = {
             "milliseconds": [1e3 * q for q in quartiles([own for own, _ in pairs])],
             "ratio_to_sgd": quartiles([own / sgd for own, sgd in pairs]),
             "steps": len(pairs),
-            "peak_mib": memory[contender],
+            "peak_mib": memory.get(contender),
+            "memory_ratio": memory[contender] / memory["sgd"] if memory else None,
         }
-    return {
-        "model": kind,
-        "tokens": tokens,
-        "parameters": measured["parameters"],
-        "contenders": contenders,
-        "parts_ms": {c: {k: 1e3 * v for k, v in parts.items()} for c, parts in measured["parts"].items()},
-    }
+    parts = {name: {k: 1e3 * v for k, v in found.items()} for name, found in measured["parts"].items()}
+    return {**job, "parameters": measured["parameters"], "contenders": contenders, "parts_ms": parts}
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    import horovod
-    import transformers
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
-    return {
-        "processor": ", ".join(sorted(names)) or platform.processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "horovod": horovod.__version__,
-        "transformers": transformers.__version__,
-        "edpsgd": edpsgd.__version__,
-    }
-
-
-def to_markdown(report: dict[str, Any]) -> str:
+def page(report: dict[str, Any]) -> str:
     """The report for people."""
-    about = report["machine"]
     lines = [
         "# Time and memory of a training step",
         "",
-        f"Made by `{report['command']}` in {report['minutes']:.0f} minutes on {about['cores']} cores of "
-        f"{about['processor']}; Python {about['python']}, torch {about['torch']}, Horovod {about['horovod']} (Gloo), "
-        f"transformers {about['transformers']}.",
+        results.made(report),
         "",
-        f"{WORKERS} workers with one thread each, {BATCH} sequences per worker, Adam, the ledger on disk. Medians, "
-        "quartiles in brackets; ratios compare steps of the same round.",
+        f"{WORKERS} workers with one thread each, Adam, the ledger on disk. Medians, quartiles in brackets; ratios "
+        "compare steps of the same round. Memory is the peak of a worker, with Python and libraries. BERT has the "
+        "paper's configuration, CLC learns its word vectors; both end in a CRF.",
     ]
     for row in report["rows"]:
-        lines += ["", f"## {row['model']}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens']} tokens", ""]
-        lines += ["| | ms per step | over SGD | peak memory, MiB |", "|---|---|---|---|"]
+        lines += ["", f"## {_title(row)}", ""]
+        lines += ["| | ms per step | over SGD | peak memory, MiB | over SGD |", "|---|---|---|---|---|"]
         for contender, figures in row["contenders"].items():
             low, mid, high = figures["milliseconds"]
             ratio = "{1:.3f} ({0:.3f} to {2:.3f})".format(*figures["ratio_to_sgd"])
-            lines.append(
-                f"| {NAMES[contender]} | {mid:.0f} ({low:.0f} to {high:.0f}) | {ratio} | {figures['peak_mib']:.0f} |"
-            )
-        lines += ["", "| of a private step, ms | norm | scale | noise | ledger | wire | Adam | all |", "|---" * 8 + "|"]
+            has_memory = figures["peak_mib"] is not None
+            memory = f"{figures['peak_mib']:.0f} | {figures['memory_ratio']:.2f}" if has_memory else "– | –"
+            lines.append(f"| {NAMES[contender]} | {mid:.0f} ({low:.0f} to {high:.0f}) | {ratio} | {memory} |")
+        if row["parts_ms"]:
+            lines += ["", f"| of a private step, ms | {' | '.join(PARTS.values())} |", "|---" * (1 + len(PARTS)) + "|"]
         for contender, parts in row["parts_ms"].items():
-            cells = [f"{parts[k]:.2f}" for k in ("norm", "scale", "noise", "ledger", "wire", "adam", "whole")]
-            lines.append(f"| {NAMES[contender]} | {' | '.join(cells)} |")
+            lines.append(f"| {NAMES[contender]} | {' | '.join(f'{parts[part]:.1f}' for part in PARTS)} |")
     return "\n".join(lines) + "\n"
 
 
-def readme_table(report: dict[str, Any]) -> str:
-    """The ratios, for the README."""
-    titles = {"bert": "BERT", "bilstm_crf": "BiLSTM-CRF"}
-    heads = [f"{titles[r['model']]} {r['parameters'] / 1e6:.0f} M, {r['tokens']} tokens" for r in report["rows"]]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for contender in CONTENDERS[1:]:
-        ratios = [f"{row['contenders'][contender]['ratio_to_sgd'][1]:.2f}" for row in report["rows"]]
-        lines.append(f"| {NAMES[contender]} | {' | '.join(ratios)} |")
-    return "\n".join(lines)
+def _title(row: dict[str, Any]) -> str:
+    variant = {"bert": "BERT without CRF", "clc": "BiLSTM without CRF and characters"}
+    name = (variant if row["is_peer"] else KINDS)[row["kind"]]
+    return f"{name}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens']} tokens, batch {row['size']}"
 
 
-def main() -> None:
+def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
+    """What is measured: every model in every shape, and the variants of the peers."""
+    return {
+        f"{kind}-{tokens}-{size}{'-peers' if is_peer else ''}": {
+            "kind": kind, "tokens": tokens, "size": size, "is_peer": is_peer
+        }
+        for is_peer, chosen in ((False, shapes), (True, [shape for shape in shapes if shape in PEER_SHAPES]))
+        for kind in KINDS
+        for tokens, size in chosen
+    }  # fmt: skip
+
+
+def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """All rows, as they are."""
+    return {"names": NAMES, "rows": list(pieces.values())}
+
+
+def measured(job: dict[str, Any], rounds: int, has_memory: bool = True) -> dict[str, Any]:
+    """A row of the report."""
+    times = on_workers.run("benchmarks.step_time", {**job, "rounds": rounds}, WORKERS)
+    memory = {
+        name: on_workers.run("benchmarks.step_time", {**job, "contender": name}, WORKERS)["peak_mib"]
+        for name in (times["times"] if has_memory else ())
+    }
+    return summarise(job, times, memory)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs everything, or (on a worker) one job."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for each model and length")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the report")
+    parser = results.reducible("step_time", __doc__)
+    results.add_anew(parser)
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="interleaved rounds of each row")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only jobs whose name, as in clc-14-32, has this")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.job is not None:
-        return work(arguments.job, arguments.folder)
-    start, rows = time.monotonic(), []
-    for kind in MODELS:
-        for tokens in TOKENS:
-            measured = run({"kind": kind, "tokens": tokens, "rounds": arguments.rounds})
-            memory = {c: run({"kind": kind, "tokens": tokens, "contender": c})["peak_mib"] for c in CONTENDERS}
-            rows.append(summarise(kind, tokens, measured, memory))
-    report = {
-        "command": f"python -m benchmarks.step_time --rounds {arguments.rounds}",
-        "minutes": (time.monotonic() - start) / 60,
-        "machine": machine(),
-        "rows": rows,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "step_time.json").write_text(json.dumps(report, indent=1) + "\n")
-    (arguments.out / "step_time.md").write_text(to_markdown(report))
-    print(to_markdown(report))
+    flags = parser.parse_args(arguments)
+    if flags.job is not None:
+        return on_workers.serve(measure, flags.job, flags.folder)
+    rounds = 2 if flags.reduced else flags.rounds
+    command = f"python -m benchmarks.step_time --rounds {rounds}"
+    kept = results.Pieces(flags.out, "step_time", figures, page, command, flags.anew)
+    for name, job in jobs(SHAPES[:1] if flags.reduced else SHAPES).items():
+        if flags.only in name:
+            kept.get(name, partial(measured, job, rounds, not flags.reduced), {"rounds": rounds})
+    kept.write()
     return None
 
 

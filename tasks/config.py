@@ -43,7 +43,9 @@ class Config(Settings):
     hidden: int = setting(384, "clc: width of an LSTM in one direction", group="model")
     layers: int = setting(2, "clc: BiLSTM layers", group="model")
     pretrained: str | None = setting(None, "bert: a Hugging Face encoder's name or folder", group="model")
-    freeze: str = setting("none", "bert: none, embeddings, layers:N or encoder (heads only)", group="model")
+    freeze: str = setting(
+        "none", "bert: none, embeddings, layers:N, encoder (heads only) or adapters:R (all but these)", group="model"
+    )
     dropout: float | None = setting(None, "0.4 for clc and 0.1 for bert if not given", group="model")
     word_dropout: float = setting(0.0, "clc: how often a word's vector is hidden", group="model")
 

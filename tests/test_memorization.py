@@ -15,20 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks import memorization
+from benchmarks.memorization import REDUCED as SMALL
 from benchmarks.memorization import Row, Scale, collect, page, prepare, rows
-
-SMALL = Scale(
-    users=300,
-    sentences=6,
-    words=60,
-    size=(12, 24),
-    rates=((0.025, 1.0), (0.0, 0.0)),  # a few users who say nothing else; and controls that nobody says
-    per=4,
-    cohorts=(20, 60),
-    rounds=24,
-    batches=(8, 16),
-    suffixes=5000,
-)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import edpsgd
+from benchmarks import report
 from benchmarks.membership import noise
-from benchmarks.readme import TABLES, updated
+from benchmarks.readme import COMMANDS, TABLES, updated
+from benchmarks.results import RESULTS, load
 from benchmarks.utility import PAPER
 from edpsgd import accounting, cli
 from mia.attack import main as attack
@@ -28,29 +30,40 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.fixture
-def step_time() -> dict:
-    return json.loads((ROOT / "benchmarks" / "results" / "step_time.json").read_text())
-
-
 def test_the_tables_are_those_of_the_results() -> None:
-    assert updated(README) == README
-    for name in TABLES:  # each between its marks, once
-        assert README.count(f"<!-- {name} -->") == README.count(f"<!-- /{name} -->") == 1
+    for path, tables in TABLES.items():
+        text = path.read_text(encoding="utf-8")
+        assert updated(path) == text
+        for name in tables:  # each between its marks, once
+            assert text.count(f"<!-- {name} -->") == text.count(f"<!-- /{name} -->") == 1
 
 
-def test_the_figure_to_reach(step_time) -> None:
-    """eDP-SGD over Horovod's SGD, default placement: at most 1.10 on every row (per-worker noise is over)."""
-    assert {(row["model"], row["tokens"]) for row in step_time["rows"]} == {
-        ("bert", 14), ("bert", 30), ("bilstm_crf", 14), ("bilstm_crf", 30)
-    }  # fmt: skip
-    for row in step_time["rows"]:
-        assert row["contenders"]["edp_sharded"]["ratio_to_sgd"][1] <= 1.10
+def test_every_measurement_is_listed() -> None:
+    assert {path.stem for path in RESULTS.glob("*.json")} <= COMMANDS.keys()
+
+
+def test_the_figure_to_reach() -> None:
+    """An epoch of eDP-SGD takes at most 1.10 times that of Horovod's SGD, on every row."""
+    results = load("epoch_time")
+    rows = {(row["model"], row["corpus"]): row["contenders"] for row in results["rows"] if not row["is_peer"]}
+    corpora = ("ATIS", "SNIPS", "NLU-EVAL", "generated 10^4", "generated 10^5", "generated 10^6")
+    assert rows.keys() == set(itertools.product(("clc", "bert"), corpora))
+    for contenders in rows.values():
+        assert contenders["edp"]["ratio"] <= 1.10
+
+
+def test_the_report_is_that_of_the_results() -> None:
+    """Its text; plots depend on the machine's fonts."""
+    built = report.build(report.collect(RESULTS))
+    assert (RESULTS / "report.md").read_text(encoding="utf-8") == report.markdown(built)
+    page = (RESULTS / "report.html").read_text(encoding="utf-8")
+    tables = re.compile(r"<table>.*?</table>", re.DOTALL)
+    assert tables.findall(page) == tables.findall(report.html(built))
 
 
 def test_the_figures_of_the_accountant() -> None:
     """Three digits from above for every q in at most 5 s, calibration in 20 s, no sampling in 1 ms."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "accounting.json").read_text())
+    results = load("accounting")
     assert {row["rate"] for row in results["epsilon"]} >= {1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0}
     assert all(row["seconds"] <= 5 and 0 <= row["above"] <= 5e-4 for row in results["epsilon"])
     assert all(row["seconds"] <= 20 and row["epsilon"] <= 1 for row in results["calibration"])
@@ -60,7 +73,7 @@ def test_the_figures_of_the_accountant() -> None:
 
 def test_the_error_rates() -> None:
     """No figure of plain training is worse than the paper's."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "utility.json").read_text())
+    results = load("utility")
     plain = [r for r in results["runs"] if r["settings"]["private"] == "off" and r["settings"]["split"] == "random"]
     sers = {(r["settings"]["model"], r["settings"]["task"]): r["metrics"]["test_ser"] for r in plain}
     assert sers.keys() == PAPER.keys()
@@ -69,7 +82,7 @@ def test_the_error_rates() -> None:
 
 def test_what_the_noise_of_micro_batches_promises() -> None:
     """Every training on ATIS and SNIPS whose error rate is within 5 % of plain training's has an ε above 10⁷."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "utility.json").read_text())
+    results = load("utility")
     runs = [run for run in results["runs"] if run["settings"]["split"] == "random"]
     for model, task in itertools.product(("clc", "bert"), ("atis", "snips")):
         ours = [run for run in runs if (run["settings"]["model"], run["settings"]["task"]) == (model, task)]
@@ -82,7 +95,7 @@ def test_what_the_noise_of_micro_batches_promises() -> None:
 
 def test_the_cost_of_data() -> None:
     """Less than 0.2 % of an epoch; and memory grows by the token arrays and at most 3 % more."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "data_loading.json").read_text())
+    results = load("data_loading")
     assert results["examples"] == 100_000
     for model in ("clc", "bert"):
         assert results[model]["epoch"]["share"] < 0.002
@@ -92,7 +105,7 @@ def test_the_cost_of_data() -> None:
 
 def test_the_cost_of_an_attack() -> None:
     """Features of 100,000 utterances at no more than one and a half times the cost of plain prediction."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "attack_cost.json").read_text())
+    results = load("attack_cost")
     assert results["examples"] == 100_000
     assert {row["model"] for row in results["rows"]} == {"clc", "bert"}
     assert all(row["ratio"] <= 1.5 for row in results["rows"])
@@ -102,11 +115,11 @@ def test_what_attackers_learn() -> None:
     """Well above chance from a model that knows its data by heart, nothing from one that never saw them, and on ATIS
     and SNIPS less from the noisiest private model than from the plain one.
     """
-    results = json.loads((ROOT / "benchmarks" / "results" / "membership.json").read_text())
+    results = load("membership")
     known, unknown = results["by_heart"]["trained by heart"], results["by_heart"]["never saw them"]
     assert all(known[attack]["auc"]["low"] > 0.6 for attack in ("shadow", "lira", "loss"))
     assert all(report["auc"]["low"] <= 0.5 <= report["auc"]["high"] for report in unknown.values())
-    error_rates = json.loads((ROOT / "benchmarks" / "results" / "utility.json").read_text())
+    error_rates = load("utility")
     sers, costs = {run["name"]: run["metrics"]["test_ser"] for run in error_rates["runs"]}, []
     for model, task in itertools.product(("clc", "bert"), ("atis", "snips")):
         ours = [row for row in results["corpora"] if (row["model"], row["task"]) == (model, task)]
@@ -119,7 +132,7 @@ def test_what_attackers_learn() -> None:
 
 def test_what_is_memorised() -> None:
     """By SGD much, by FedAvg less, with noise nothing; and with a real ε."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "memorization.json").read_text())
+    results = load("memorization")
     small, large = results["scale"]["batches"][0], results["scale"]["cohorts"][1]
     rows = {(row["name"], row["batch"]): row for row in results["rows"] if not row["is_iid"]}
     sgd, fedavg, private = (rows[key] for key in (("SGD", small), ("FedAvg", large), ("DP-FedAvg", large)))
@@ -134,7 +147,7 @@ def test_what_is_memorised() -> None:
 
 def test_the_cost_of_a_rank() -> None:
     """One canary against two million suffixes, with the model of full size, in at most ten minutes on two cores."""
-    results = json.loads((ROOT / "benchmarks" / "results" / "exposure.json").read_text())
+    results = load("exposure")
     assert (results["suffixes"], results["machine"]["cores"]) == (2_000_000, 2)
     assert 1_340_000 < results["parameters"] < 1_360_000
     assert all(row["seconds"] <= 600 for row in (results["unseen"], results["learned"]))

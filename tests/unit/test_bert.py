@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, BertModel, DistilBertConfig, PreTrainedTokenizerFast
 
+from edpsgd.units import UnitGradients
 from models.bert import BERT, MOST_PIECES, BertInputs
 from tests.small_models import ENCODER, Said, batch, tiny, tiny_configuration
+from tests.unit_loop import check, trained
 
 SENTENCES = [
     ["call", "xylophonists", "at", "Zürich", "by", "nine", "o'clock"],
@@ -167,8 +170,68 @@ def test_layers_that_there_are_not(what) -> None:
 
 @pytest.mark.parametrize("what", ["", "all", "Encoder", "layer:1", "embedding"])
 def test_nothing_that_can_be_frozen(what) -> None:
-    with pytest.raises(ValueError, match="freeze must be none, embeddings, layers:N or encoder, got"):
+    with pytest.raises(ValueError, match="freeze must be none, embeddings, layers:N, encoder or adapters:R, got"):
         tiny("bert").freeze(what)
+
+
+SAID = [
+    Said([0, 1], [0, 1], 2),
+    Said([4, 7, 8], [0, 2, 1], 0),
+    Said([3], [1], 1),
+    Said([3, 4, 5, 6, 7], [1, 0, 1, 0, 1], 1),
+]
+
+
+def adapted(rank: int = 2) -> BERT:
+    """With adapters that have been trained for a while."""
+    model = tiny("bert")
+    assert isinstance(model, BERT)
+    model.freeze(f"adapters:{rank}")
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def test_adapters_leave_the_model_as_it_is_at_first() -> None:
+    model = tiny("bert")
+    before = model(batch("bert", SAID))
+    model.freeze("adapters:2")
+    torch.testing.assert_close(model(batch("bert", SAID)), before)
+
+
+def test_only_adapters_and_heads_are_trained() -> None:
+    """Six linear layers in each of two layers, two thin matrices each: here all sizes are 16."""
+    model = adapted()
+    assert isinstance(model, BERT)
+    found = trained(model)
+    within = {name: p for name, p in found.items() if name.startswith("encoder.")}
+    assert all("lora_" in name for name in within)
+    assert sum(p.numel() for p in within.values()) == 2 * 6 * 2 * (16 * 2)
+    assert {id(p) for name, p in found.items() if name not in within} == {id(p) for p in model.head_parameters()}
+
+
+def test_adapters_are_part_of_the_settings() -> None:
+    """A run folder gives the same model back, and training goes on with the same layers frozen."""
+    model = adapted()
+    again = BERT(**json.loads(json.dumps(model.settings())), intents=model.intent.out_features, tags=3).eval()
+    again.load_state_dict(model.state_dict())
+    again.freeze("adapters:2")
+    torch.testing.assert_close(again(batch("bert", SAID)), model(batch("bert", SAID)))
+    assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("what", ["adapters:0", "adapters:", "adapters:-1", "adapters:x", "adapters:3"])
+def test_adapters_that_cannot_be(what) -> None:
+    with pytest.raises(ValueError, match="adapters must have one rank of at least 1, got"):
+        adapted(2).freeze(what)
+
+
+def test_gradients_of_single_examples_with_adapters() -> None:
+    model = adapted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # there are rules for all of it
+        check(UnitGradients(trained(model)), model, model(batch("bert", SAID)))
 
 
 def test_another_encoder() -> None:

@@ -1,0 +1,76 @@
+"""What a training step costs on more workers, from its parts on one and two: a prediction, checked on three."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from benchmarks.results import table
+
+WORKERS = (2, 4, 8, 16, 32, 64)
+_NORM = ("norm", "scale", "ledger")
+_TEXT = (
+    "A prediction, not a measurement: machines like this one with two workers each, a core for each worker, and links "
+    "as fast as within this machine. Fitted are computation (SGD on one worker; on two, without the wire, it is "
+    "slower, as they share memory), norms, noise (all of it; each worker draws 1/N), wire (2·(N − 1)/N of the "
+    "gradient, as in a ring) and the rest. SGD on one and two workers and eDP-SGD on two agree by construction. "
+    "eDP-SGD on one, and both on three, are a test; three share two cores, which costs more than the model knows of."
+)
+
+
+def fit(measured: dict[int, dict[str, Any]], cores: int | None = None) -> dict[str, Any]:
+    """The model of a step, by number of workers.
+
+    Args:
+        measured: by number of workers: "parameters", "whole_ms" of sgd and edp, "parts_ms" of edp.
+        cores: of the machine that measured.
+    """
+    cores = cores or os.cpu_count() or 1
+    two = measured[2]
+    parts, alone = two["parts_ms"], measured[1]["whole_ms"]["sgd"]
+    norm, wire = sum(parts.get(name, 0.0) for name in _NORM), parts.get("wire", 0.0)
+    noise = 2 * parts.get("noise", 0.0)
+    shared = two["whole_ms"]["sgd"] - wire - alone  # what a worker beside it costs
+    rest = two["whole_ms"]["edp"] - (alone + shared) - norm - noise / 2 - wire
+
+    def predict(workers: int, beside: int, waiting: float = 1.0) -> tuple[float, float]:
+        compute, ring = alone + shared * beside, 2 * (workers - 1) / workers * wire
+        return waiting * compute + ring, waiting * (compute + norm + rest + noise / workers) + ring
+
+    checks = [
+        {"workers": n, "contender": contender, "ms": one["whole_ms"][contender], "predicted_ms": guess}
+        for n, one in sorted(measured.items())
+        for contender, guess in zip(("sgd", "edp"), predict(n, n - 1, max(1.0, n / cores)), strict=True)
+    ]
+    predicted = [(n, *predict(n, 1)) for n in WORKERS]
+    return {
+        "parameters": two["parameters"],
+        "parts_ms": {
+            "compute": alone, "beside": shared, "norm": norm, "noise": noise, "wire": wire, "rest": rest
+        },
+        "text": _TEXT,
+        "measured": checks,
+        "predicted": [{"workers": n, "sgd_ms": sgd, "edp_ms": edp, "ratio": edp / sgd} for n, sgd, edp in predicted],
+    }  # fmt: skip
+
+
+def tables(fitted: dict[str, Any]) -> list[str]:
+    """The comparison and the prediction, to read."""
+    names = {"sgd": "SGD", "edp": "eDP-SGD"}
+    checks = [
+        (str(one["workers"]), names[one["contender"]], f"{one['ms']:.0f}", f"{one['predicted_ms']:.0f}",
+         f"{one['predicted_ms'] / one['ms'] - 1:+.0%}")
+        for one in fitted["measured"]
+    ]  # fmt: skip
+    predicted = [
+        (str(one["workers"]), f"{one['sgd_ms']:.0f}", f"{one['edp_ms']:.0f}", f"{one['ratio']:.2f}")
+        for one in fitted["predicted"]
+    ]
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in fitted["parts_ms"].items())
+    return [
+        f"Parts of a step in ms: {parts}.",
+        "",
+        *table(("workers", "training", "measured, ms", "by the model, ms", "off by"), checks),
+        "",
+        *table(("workers", "SGD, ms", "eDP-SGD, ms", "predicted ratio"), predicted),
+    ]

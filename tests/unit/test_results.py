@@ -1,0 +1,162 @@
+"""Results files that grow piece by piece, and trainings that are run once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results, trainings
+
+
+def counted(pieces: dict) -> dict:
+    return {"sum": sum(piece["number"] for piece in pieces.values())}
+
+
+def page(found: dict) -> str:
+    return f"{found['sum']} {results.made(found)}"
+
+
+class Works:
+    """Gives numbers, and counts how often it is asked; a number of 0 stands for an interruption."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, number: int) -> dict:
+        self.calls.append(number)
+        if number == 0:
+            raise KeyboardInterrupt
+        return {"number": number}
+
+
+def run(folder, numbers, works, anew=False, settings=None) -> dict:
+    kept = results.Pieces(folder, "sums", counted, page, "python -m sums", anew)
+    for key, number in numbers.items():
+        kept.get(key, lambda number=number: works(number), settings)
+    return results.load("sums", folder)
+
+
+def figures(found: dict) -> dict:
+    """Without how long it took."""
+    pieces = {key: piece["number"] for key, piece in found["pieces"].items()}
+    return {"sum": found["sum"], "command": found["command"], "pieces": pieces}
+
+
+def test_interrupting_and_going_on_gives_the_same_figures(tmp_path) -> None:
+    whole = run(tmp_path / "whole", {"a": 1, "b": 2, "c": 3}, Works())
+    works = Works()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", {"a": 1, "b": 0}, works)
+    found = run(tmp_path / "parts", {"a": 1, "b": 2, "c": 3}, works)
+    assert works.calls == [1, 0, 2, 3]  # a once
+    assert figures(found) == figures(whole)
+    assert found["minutes"] == pytest.approx(sum(piece["minutes"] for piece in found["pieces"].values()))
+    assert (tmp_path / "parts" / "sums.md").read_text(encoding="utf-8").startswith("6 Made by `python -m sums`, 0 min")
+
+
+def test_pieces_are_measured_anew_on_request(tmp_path) -> None:
+    """Those that were asked for; others stay."""
+    run(tmp_path, {"a": 1, "b": 2}, Works())
+    assert figures(run(tmp_path, {"a": 5}, Works(), anew=True))["pieces"] == {"a": 5, "b": 2}
+
+
+def test_pieces_of_other_settings_are_measured_again(tmp_path) -> None:
+    works = Works()
+    for rate in (0.1, 0.1, 0.2, 0.2):
+        run(tmp_path, {"a": 1}, works, settings={"rate": rate, "sizes": (1, 2)})
+    assert works.calls == [1, 1]
+
+
+def test_two_processes_keep_each_others_pieces(tmp_path) -> None:
+    one, other = (results.Pieces(tmp_path, "sums", counted, page, "sums") for _ in range(2))
+    one.get("a", lambda: {"number": 1})
+    other.get("b", lambda: {"number": 2})
+    one.get("c", lambda: {"number": 3})
+    assert results.load("sums", tmp_path)["sum"] == 6
+
+
+def test_reduced_figures_stay_away_from_real_ones() -> None:
+    parser = results.reducible("x", None)
+    parser.add_argument("--runs", type=Path, default=Path("runs/x"))
+    whole, reduced = parser.parse_args([]), parser.parse_args(["--reduced"])
+    assert (whole.reduced, whole.out, whole.runs) == (False, results.RESULTS, Path("runs/x"))
+    assert (reduced.reduced, reduced.out, reduced.runs) == (True, Path("runs/bench"), Path("runs/bench/x"))
+    for words in (["--out", "here", "--reduced"], ["--reduced", "--out", "here"]):
+        assert parser.parse_args(words).out == Path("here")
+
+
+def test_pieces_of_other_machines_are_told(tmp_path) -> None:
+    run(tmp_path, {"a": 1}, Works())
+    found = results.load("sums", tmp_path)
+    found["pieces"]["a"]["processor"] = "another"
+    (tmp_path / "sums.json").write_text(json.dumps(found), encoding="utf-8")
+    assert "another" in run(tmp_path, {"a": 1, "b": 2}, Works())["machine"]["processor"]
+
+
+class FakeJob:
+    """Stands for tasks.train: writes metrics, or not."""
+
+    def __init__(self, folder, lines) -> None:
+        self.folder, self.lines, self.commands = folder, lines, []
+
+    def __call__(self, command, **_) -> None:
+        self.commands.append(command)
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "config.yaml").write_text("")
+        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        (self.folder / "metrics.jsonl").write_text(text)
+
+
+LAST = {"epoch": 1, "validation_ser": 9.0}
+TEST = {"test_ser": 8.0, "test_intent_accuracy": 99.0, "test_slot_f1": 90.0, "epsilon": 2.0}
+
+
+def test_a_training_is_run_once(tmp_path, monkeypatch) -> None:
+    job = FakeJob(tmp_path / "run", [LAST, TEST])
+    monkeypatch.setattr(trainings.subprocess, "run", job)
+    settings = {"model": "clc", "private": "off"}
+    assert trainings.train(settings, tmp_path / "run") == trainings.train(settings, tmp_path / "run") == TEST
+    assert len(job.commands) == 1
+    assert job.commands[0][3:] == ["--model", "clc", "--private", "off", "--output", str(tmp_path / "run")]
+    assert trainings.scores(tmp_path / "run") == {**TEST, "validation_ser": 9.0, "epochs": 2}
+
+
+def test_an_interrupted_training_begins_again(tmp_path, monkeypatch) -> None:
+    job = FakeJob(tmp_path / "run", [LAST])
+    monkeypatch.setattr(trainings.subprocess, "run", job)
+    with pytest.raises(RuntimeError, match="run failed: see .*run.log"):
+        trainings.train({"model": "clc"}, tmp_path / "run")
+    job.lines = [LAST, TEST]
+    (tmp_path / "run" / "ledger.jsonl").write_text("of the first try")
+    assert trainings.train({"model": "clc"}, tmp_path / "run", workers=2) == TEST
+    assert job.commands[1][:4] == ["horovodrun", "-np", "2", "--gloo"]
+    assert job.commands[1][-2:] == ["--output", str(tmp_path / "run")]
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_a_training_with_other_settings_is_run_again(tmp_path, monkeypatch) -> None:
+    job = FakeJob(tmp_path / "run", [LAST, TEST])
+    monkeypatch.setattr(trainings.subprocess, "run", job)
+    for rate in (0.1, 0.1, 0.2):
+        trainings.train({"learning_rate": rate}, tmp_path / "run")
+    assert len(job.commands) == 2
+
+
+def test_a_line_that_is_half_written_does_not_count(tmp_path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(LAST) + "\n" + json.dumps(TEST)[:-3])
+    assert trainings.final(tmp_path) is None
+    assert trainings.metrics(tmp_path) == [LAST]
+
+
+def test_two_threads_do_not_train_in_one_folder(tmp_path, monkeypatch) -> None:
+    job = FakeJob(tmp_path / "run", [LAST, TEST])
+    monkeypatch.setattr(trainings.subprocess, "run", job)
+    threads = [threading.Thread(target=trainings.train, args=({}, tmp_path / "run")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(job.commands) == 1
