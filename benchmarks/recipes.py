@@ -25,7 +25,7 @@ _BERT = {
     "clip_norm": 1.0, "dropout": 0.0, "warmup": 0.1,
 }  # fmt: skip
 _CLC = {"batch_size": 512, "epochs": 20, "learning_rate": 3e-3, "clip_norm": 1.0, "dropout": 0.0, "warmup": 0.1}
-SMALL = {"examples": 600, "hidden": 32, "layers": 1, "dimension": 16, "dropout": 0.0}  # of the reduced benchmarks
+SMALL = {"examples": 1200, "hidden": 32, "layers": 1, "dimension": 16, "dropout": 0.0}  # of the reduced benchmarks
 RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("bert", "snips"): _BERT,
     ("bert", "atis"): _BERT,
@@ -34,7 +34,7 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-REDUCED = {("clc", "generated"): {**SMALL, "batch_size": 64, "epochs": 2, "learning_rate": 5e-3}}
+REDUCED = {("clc", "generated"): {**SMALL, "batch_size": 64, "epochs": 10, "learning_rate": 1e-2}}
 
 
 def settings(model: str, task: str, epsilon: float | None) -> dict[str, Any]:

@@ -127,6 +127,8 @@ class Pieces:
         ...     count = Pieces(Path(folder), "count", figures, str, "count")
         ...     _ = count.get("a", lambda: {"n": 1}), count.get("b", lambda: {"n": 2}), count.get("a", lambda: 1 / 0)
         ...     load("count", Path(folder))["sum"]
+        a: 0.0 minutes
+        b: 0.0 minutes
         3
     """
 

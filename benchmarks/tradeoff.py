@@ -56,7 +56,7 @@ DECAYS = ("none", "linear", "exponential")
 FIRST = 3  # of GRID, where the search begins
 
 Piece = dict[str, Any]
-_SMALL = {**recipes.SMALL, "epochs": 2, "batch_size": 16, "learning_rate": 5e-3}
+_SMALL = {**recipes.SMALL, "epochs": 8, "batch_size": 16, "learning_rate": 1e-2}
 SETTINGS = {**TUNED, ("clc", "generated"): _SMALL, ("clc", "generated-2"): _SMALL}
 SHADOWS = {**SHADOW, "generated": "generated-2"}
 
