@@ -134,7 +134,7 @@ class Trainer:
         self._kept, self._data, self._runs = kept, data, runs
 
     def train(self, setting: Setting) -> Piece:
-        """A training of Table 1 and the attack on it."""
+        """A training of Table 1, with its ε."""
         return self._kept.get(setting.name, partial(self._train, setting), _named(setting.flags()))
 
     def _train(self, setting: Setting) -> Piece:
