@@ -326,7 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     scale = REDUCED if flags.reduced else Scale()
     prepare(scale, flags.runs)
-    chosen = [row for row in rows(scale) if flags.only in row.folder and not (flags.reduced and row.is_iid)]
+    all_rows = [row for row in rows(scale) if not row.is_iid and row.tables[0] <= 2] if flags.reduced else rows(scale)
+    chosen = [row for row in all_rows if flags.only in row.folder]
     is_whole = not flags.only and not any((flags.runs / row.folder).exists() for row in chosen)
     start = time.monotonic()
     with ThreadPoolExecutor(flags.jobs) as pool:
