@@ -22,6 +22,9 @@ from benchmarks.report_blocks import (
 from benchmarks.report_plots import audit_name, shown, unit_name
 from benchmarks.results import epsilon
 
+_SECRET = "on condition that the seed is secret, which it is not here"
+_ONE_PASS = "on condition that examples lie in all batches as in those that were compared with autograd"
+
 
 def epoch_time(found: Found) -> Iterator[Block]:
     """Table 2 of the paper, and the same in seconds."""
@@ -236,7 +239,8 @@ def frontier(found: Found) -> Iterator[Block]:
     plain = f"plain training has {about['plain']['test_ser']:.2f}" if about["plain"] else "plain training was not run"
     yield Plots(f"SER against ε for micro-batches (K per worker) and single examples. {where}.", plots.frontier(found))
     yield Table(
-        f"SER at ε, δ = {about['delta']:g}; {plain}. {where}; `{about['command']}`.",
+        f"SER at ε, δ = {about['delta']:g}; {plain}. {where}; `{about['command']}`. ε is for adding or removing one "
+        f"utterance, {_SECRET}; for single examples also {_ONE_PASS}.",
         about["points"],
         {
             "unit": lambda one: unit_name(one["unit"]),
@@ -249,9 +253,12 @@ def frontier(found: Found) -> Iterator[Block]:
 
 def recipes(found: Found) -> Iterator[Block]:
     """Small ε, with single examples."""
-    yield Plots(f"SER by ε at δ = {found['delta']:g}; none is training without privacy.", plots.recipes(found))
+    yield Plots(
+        f"SER by ε at δ = {found['delta']:g}, {_SECRET}; none is training without privacy.", plots.recipes(found)
+    )
     yield Table(
-        f"Settings for small ε at δ = {found['delta']:g}, and what they reach on test data.",
+        f"Settings for small ε at δ = {found['delta']:g}, and what they reach on test data. ε is for adding or "
+        f"removing one utterance, {_SECRET}, and {_ONE_PASS}.",
         found["rows"],
         {
             "model, corpus": place,
@@ -320,7 +327,7 @@ def memorization(found: Found) -> Iterator[Block]:
     yield Table(
         f"Of {canaries} canaries among the sentences of {scale['users']} users, how many a language model has "
         f"memorised: the likeliest among {scale['suffixes']} random ones, or found by beam search. ε is for one user, "
-        f"at δ = {found['delta']:g}.",
+        f"at δ = {found['delta']:g}, {_SECRET}; on IID data users are made up, and so is the one that it is for.",
         found["rows"],
         {
             "algorithm": lambda row: row["name"],

@@ -22,7 +22,8 @@ _FRONTIER = (
     "Calibrated noise, Poisson sampling, ε for adding or removing one utterance with a secret seed (here it is "
     "public), hash split, {epochs} epochs, {batch} utterances in a step, δ = {delta:g}. K is the number of "
     "micro-batches on each of two workers, here 2·K in one process. All have the recipe for single examples, which "
-    "may not be the best for larger units."
+    "may not be the best for larger units. ε of single examples also needs that they lie in all batches as in those "
+    "compared with autograd."
 )
 _HEAD = (
     "model", "corpus", "decay", "C", "z0", "SER", "AUC", "ε printed: zCDP, exact", "ε real: zCDP, exact",

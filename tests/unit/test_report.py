@@ -268,6 +268,17 @@ def test_tables_are_the_same(built) -> None:
     assert len(Page(built[0]).cells) == len(plain) > 500
 
 
+def test_no_epsilon_without_its_condition(tmp_path) -> None:
+    """Where seeds are public, or examples were clipped in one pass, whoever prints ε says so."""
+    found = report.collect(write_results(tmp_path))
+    for section, has_one_pass in (("tradeoff", False), ("frontier", True), ("recipes", True), ("memorization", False)):
+        source = "tradeoff" if section == "frontier" else section
+        blocks = list(getattr(report_sections, section)(found[source]))
+        [table] = [block for block in blocks if hasattr(block, "columns")]
+        assert "secret" in table.caption
+        assert ("compared with autograd" in table.caption) == has_one_pass
+
+
 def test_headlines(built) -> None:
     page = Page(built[0]).words
     for text in ("1.04×", "1.29×", "2.1×", "16.2\u00a0%", "without privacy 8.2\u00a0%", "8×"):
