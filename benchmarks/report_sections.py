@@ -173,8 +173,8 @@ def tradeoff(found: Found) -> Iterator[Block]:
         "SER: mean, in brackets the smallest and largest over the seeds. AUC: mean, in brackets the outermost bounds "
         "of the intervals of all seeds. ε is as the printed multiplier claims it, and as the noise really was; zCDP is "
         "the paper's bound, exact the tight one. Seeds are public here, so ε is that of the same training with secret "
-        "ones; each seed has another split. †: SER on validation data is more than 5 % above plain training's."
-        + (" Raw layer scales of the first step are not covered by any ε here." if is_raw else ""),
+        f"ones, {_ONE_PASS}; each seed has another split. †: SER on validation data is more than 5 % above plain "
+        "training's." + (" Raw layer scales of the first step are not covered by any ε here." if is_raw else ""),
         rows,
         {
             "model, corpus": place,

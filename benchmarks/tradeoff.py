@@ -36,7 +36,7 @@ from edpsgd.noise import parse_decay
 from mia.candidates import open_run
 
 MICRO_BATCHES = 8  # the paper's GPUs
-CLIP_NORMS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+CLIP_NORMS = (0.1, 0.5)  # of the paper's, beside 1: Adam undoes a common factor, so larger ones only clip less
 TAUS = {
     "linear": (0.02, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7, 0.9),
     "exponential": (0.01, 0.02, 0.05, 0.08, 0.1, 0.2, 0.35, 0.5),
@@ -52,6 +52,7 @@ PAPER = {  # changes of SER and AUC in %, log10 ε: Table 1 of Dupuy et al. 2021
 UNITS = {"1": 2, "4": 8, "16": 32, "example": None}  # by K: micro-batches of two workers
 EPSILONS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
 DECAYS = ("none", "linear", "exponential")
+USELESS = 95.0  # SER: with less ε than that takes, nothing is learned
 
 FIRST = 3  # of GRID, where the search begins
 
@@ -111,7 +112,7 @@ class Setting:
         if task != "generated":
             words = dict(trainings.words(self.model))
         common = {"task": task, "model": self.model, "split": "random", "seed": self.seed, "tensorboard": False}
-        common |= {"split_seed": self.seed, **words, **tuned}
+        common |= {"split_seed": self.seed, "precision": "bf16", **words, **tuned}
         if not self.noise_multiplier:
             return {**common, "private": "off", "batch_size": size}
         return {
@@ -231,26 +232,27 @@ def explore(model: str, task: str, train: Callable[[Setting], Piece]) -> dict[st
         number += 1
     best = replace(plain, noise_multiplier=GRID[number])
     passes(best)
-    if number + 1 < len(GRID):
-        larger = [replace(best, noise_multiplier=GRID[number + 1], clip_norm=clip) for clip in CLIP_NORMS]
-        found = next((setting for setting in larger if setting.clip_norm != best.clip_norm and passes(setting)), best)
-        best, number = found, GRID.index(found.noise_multiplier)
+    for larger in GRID[number + 1 : number + 2]:
+        others = (replace(best, noise_multiplier=larger, clip_norm=clip) for clip in CLIP_NORMS)
+        best = next(filter(passes, others), best)
     for kind, taus in TAUS.items():
         decayed = [replace(best, decay=f"{kind}:{tau:g}") for tau in taus]
-        more = [replace(one, noise_multiplier=z) for one in decayed for z in GRID[number + 1 : number + 2]]
-        if not _first(more, passes):
+        number = GRID.index(best.noise_multiplier) + 1
+        if not any(_first([replace(one, noise_multiplier=z) for one in decayed], passes) for z in GRID[number:][:1]):
             passes(decayed[0])
     kinds = {kind: {s: piece for s, piece in tried.items() if s.kind == kind} for kind in DECAYS}
     return {"plain": plain, **{kind: choose(runs, limit) for kind, runs in kinds.items()}}
 
 
 def _first(settings: Sequence[Setting], passes: Callable[[Setting], bool]) -> bool:
-    """Looks for the first that passes, as all after it do; whether there is one."""
-    low, high = 0, len(settings)
+    """Looks for the first that passes, as all after it do; whether there is one, which the last one tells."""
+    if not passes(settings[-1]):
+        return False
+    low, high = 0, len(settings) - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if passes(settings[middle]) else (middle + 1, high)
-    return low < len(settings)
+    return True
 
 
 def choose(runs: Mapping[Setting, Piece], limit: float) -> Setting:
@@ -276,6 +278,13 @@ def one_corpus(model: str, task: str, trainer: Trainer, seeds: int, has_search: 
             again = replace(setting, seed=seed)
             trainer.train(again)
             trainer.attack(again)
+
+
+def one_unit(unit: str, epsilons: Sequence[float], point: Callable[[str, float], Piece]) -> None:
+    """The frontier of one unit, from the largest ε down; what is below one that is useless is not run."""
+    for epsilon in sorted(epsilons, reverse=True):
+        if point(unit, epsilon)["test_ser"] > USELESS:
+            break
 
 
 # -------------------------------------------------------------------- the figures
@@ -351,6 +360,7 @@ def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
     return {
         **{name: about[name] for name in ("model", "task", "batch", "delta")},
         "epochs": points[0]["epochs"],
+        "useless": USELESS,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
         "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
         "points": [
@@ -374,7 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for model, task in extent.pairs
     ]
     works.append(("frontier-plain", partial(point, "example", None)))
-    works += [(f"frontier-{unit}-{e:g}", partial(point, unit, e)) for e in extent.epsilons for unit in UNITS]
+    works += [(f"frontier-{unit}", partial(one_unit, unit, extent.epsilons, point)) for unit in UNITS]
     with ThreadPoolExecutor(flags.jobs) as pool:
         list(pool.map(lambda work: work[1](), [work for work in works if flags.only in work[0]]))
     kept.write()

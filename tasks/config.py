@@ -101,6 +101,15 @@ class Config(Settings):
         self._check_amounts()
         self._check_privacy()
 
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether all units of a step are clipped in one backward pass: examples, or micro-batches too small to loop.
+
+        Canaries that are left out would make a micro-batch smaller than the sampler says.
+        """
+        is_small = self.micro_batches > 1 and self.micro_batches * self.batch_size <= self.bucket_size
+        return self.private == "example" or (self.private == "edp" and is_small and self.canaries == 0)
+
     def _check_amounts(self) -> None:
         sizes = ("examples", "epochs", "batch_size", "micro_batches", "hidden", "layers", "dimension", "max_words")
         self.check((*sizes, "bucket_size"), "at least 1", lambda value: value >= 1)

@@ -18,6 +18,7 @@ from tasks.config import Config
 def make_batches(config: Config, examples: int, collective: Collective) -> Batches:
     """The sampler of a job. Single examples are drawn as many as a micro-batch would hold."""
     size, number = config.batch_size, config.micro_batches
+    together = config.private == "edp" and config.in_one_pass
     if config.sampling == "poisson" and config.private != "off":
         rate = collective.size * size * number / examples
         if rate > 1:
@@ -27,11 +28,19 @@ def make_batches(config: Config, examples: int, collective: Collective) -> Batch
             )
         unit = "example" if config.private == "example" else "micro_batch"
         return edpsgd.PoissonBatches(
-            examples, rate, unit=unit, micro_batches=number, collective=collective, seed=config.seed
+            examples,
+            rate,
+            unit=unit,
+            micro_batches=number,
+            together=together,
+            collective=collective,
+            seed=config.seed,
         )
     if config.private == "example":
         size, number = 1, size
-    return edpsgd.ShuffledBatches(examples, size, micro_batches=number, collective=collective, seed=config.seed)
+    return edpsgd.ShuffledBatches(
+        examples, size, micro_batches=number, together=together, collective=collective, seed=config.seed
+    )
 
 
 def layer_scaling(config: Config) -> edpsgd.FirstStepNorms | None:
@@ -114,10 +123,9 @@ def _forecast(
     steps, kind, rate = batches.steps_per_epoch, batches.kind, batches.sampling_rate
     first = [Event("layer_norms", None, value, steps=1) for value in measured]
     rest = [Event("gradients", epoch, value, steps, kind, rate) for epoch, value in enumerate(z)]
-    single = config.private == "example"
     run = {
-        "unit": "example" if single else "micro_batch",
-        "one_pass": single,
+        "unit": "example" if config.private == "example" else "micro_batch",
+        "one_pass": config.in_one_pass,
         "seeded": config.seed is not None,
         "batches": batches.describe(),
     }

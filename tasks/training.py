@@ -60,7 +60,7 @@ class Training:
         self.state = State()
         self.model = parts.model.to(workers.device).train()
         if isinstance(self.model, CLC):
-            self.model.keeps_apart = config.private == "example"
+            self.model.keeps_apart = config.in_one_pass
         workers.broadcast(self.model)
         self._seed = secrets.randbits(62) if config.seed is None else config.seed
         self._rates = _learning_rates(config)
@@ -144,7 +144,7 @@ class Training:
 
     def _steps(self) -> Iterator[MicroBatches]:
         """The sampler's batches, as many at a time as a step takes; or every single example as one."""
-        drawn, number = iter(self.batches), self.batches.micro_batches or 1
+        drawn, number = iter(self.batches), 1 if self.batches.together else self.batches.micro_batches or 1
         while batches := list(islice(drawn, number)):
             units = [[row] for row in batches[0]] if self.batches.micro_batches is None else batches
             yield [[row for row in unit if row not in self._blanks] for unit in units]
@@ -169,6 +169,8 @@ class Training:
         """One gradient per micro-batch; step() closes the last one if it has a gradient."""
         if self.config.private == "example":
             return self._clip_examples(train, [rows[0] for rows in micro_batches if rows], len(micro_batches))
+        if self.batches.together:
+            return self._clip_together(train, micro_batches[0])
         for number, rows in enumerate(micro_batches, 1):
             if rows:
                 self._mean_loss(train, rows).backward()
@@ -186,6 +188,15 @@ class Training:
         self.state.utterances += len(rows)
         for _ in range(drawn - len(rows)):
             self.private.accumulate()
+
+    def _clip_together(self, train: Examples, rows: list[int]) -> None:
+        """All micro-batches of a step in one pass; the sampler knows which utterances are whose."""
+        if self.private is None or not rows:
+            return
+        losses = self._losses(train.batch(rows))
+        self._loss += losses.detach().sum()
+        self.state.utterances += len(rows)
+        self.private.backward(losses)
 
     def _mean_loss(self, train: Examples, rows: list[int]) -> torch.Tensor:
         """Of the utterances of a micro-batch, computed in buckets of similar length."""

@@ -185,14 +185,9 @@ class Batch:
         if precise is not total:
             total.copy_(precise)
 
-    def both(self, factors: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """The number of each layer, its weighted sum, and the same by autograd alone; few of them at a time."""
-        weights = self._weights * factors.to(self._weights)[self._units.of_examples.to(self._weights.device)]
+    def sums(self, factors: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """The number of each layer and the sum of the units' gradients, each times its factor; one layer at a time."""
         trained = {number: p for number, p in enumerate(self._parameters.values()) if p.requires_grad}
-        found = torch.autograd.grad(
-            [self._losses], list(trained.values()), [weights], retain_graph=True, allow_unused=True
-        )
-        expected = {n: one for n, one in zip(trained, found, strict=True) if one is not None}
         by_cuts = {n: torch.zeros_like(p) for cut in self._cuts for n, p in cut.parameters.items()}
         for cut in self._cuts:
             cut.add_weighted_(by_cuts, factors)
@@ -200,7 +195,21 @@ class Batch:
             total = by_cuts.get(number, torch.zeros_like(parameter))
             if number in self._layers:
                 self._add_layer_(number, total, factors)
-            yield number, total, expected.pop(number, torch.zeros_like(total))
+            yield number, total
+
+    def norms_of(self, unit: int) -> Iterator[tuple[int, float]]:
+        """The number of each layer that a rule serves, and the norm of the gradient that one unit has there."""
+        for number, layer in self._layers.items():
+            yield number, float(layer.of_unit(unit).norm())
+
+    def by_autograd(self, factors: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The same sums by autograd alone; without layers that have no gradient."""
+        weights = self._weights * factors.to(self._weights)[self._units.of_examples.to(self._weights.device)]
+        trained = {number: p for number, p in enumerate(self._parameters.values()) if p.requires_grad}
+        found = torch.autograd.grad(
+            [self._losses], list(trained.values()), [weights], retain_graph=True, allow_unused=True
+        )
+        return {number: one for number, one in zip(trained, found, strict=True) if one is not None}
 
 
 def _key(name: str, node: Node, how: object) -> tuple[object, ...]:

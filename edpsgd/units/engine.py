@@ -38,9 +38,10 @@ class UnitGradients:
 
     An example's loss must not depend on other examples. Where the rows of an operation belong to is found out on the
     first batch, and looked at again on batches 2, 4, 8 and so on, on some at random, and whenever an operation follows
-    another one that it never followed before. Then some units are also compared with plain autograd. What does not
-    agree, or has rows of several examples, is left to autograd, one unit at a time, with a warning. If a batch does not
-    agree that looks like earlier ones, that is an error, since those may have been wrong too.
+    another one that it never followed before. Then a random mixture of all units is also compared with plain autograd,
+    and the norms of some with gradients made of their own rows. What does not agree, or has rows of several examples,
+    is left to autograd, one unit at a time, with a warning. If a batch does not agree that looks like earlier ones,
+    that is an error, since those may have been wrong too.
 
     Args:
         parameters: the trained ones, by name.
@@ -161,23 +162,28 @@ class UnitGradients:
             self._distrusted.update(names)
 
     def _compare(self, batch: Batch, norms: torch.Tensor, groups: Units) -> dict[int, float]:
-        """The layers for which some units' norms, or their weighted sum, are not what autograd says; how far off."""
+        """The layers whose weighted sums, or the norms of some units, are not what autograd says; how far off."""
         self._is_unproven = not bool(torch.isfinite(norms).all())
         if self._is_unproven:  # NaN spreads in plain autograd
             return {}
+        wrong = dict[int, float]()
+
+        def note(number: int, off: float, size: float, whole: float) -> None:
+            allowed = batch.tolerance * (size + 0.01 * whole)
+            if off > allowed:
+                wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
+
+        factors = _mixing(norms, groups.present)
+        whole = float((norms * factors.unsqueeze(1)).norm())
+        expected = batch.by_autograd(factors)
+        for number, found in batch.sums(factors):
+            one = expected.pop(number, torch.zeros_like(found))
+            note(number, float(found.sub_(one).norm()), float(one.norm()), whole)
+        for unit in secrets.SystemRandom().sample(groups.present, min(3, len(groups.present))):
+            for number, size in batch.norms_of(unit):
+                note(number, abs(size - float(norms[unit, number])), size, float(norms[unit].norm()))
         trusted = {number for number, name in enumerate(self._parameters) if name not in self._distrusted}
-        present, wrong = groups.present, dict[int, float]()
-        slack = 0.01 * batch.tolerance * float(norms.norm()) / len(present) ** 0.5
-        for unit in secrets.SystemRandom().sample(present, min(3, len(present))):
-            factors = torch.zeros(groups.count, device=norms.device)
-            factors[unit] = -1.0
-            for number, found, expected in batch.both(factors):
-                size = float(expected.norm())
-                off = max(abs(size - float(norms[unit, number])), float(found.sub_(expected).norm()))
-                allowed = batch.tolerance * size + slack
-                if off > allowed and number in trusted:
-                    wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
-        return wrong
+        return {number: off for number, off in wrong.items() if number in trusted}
 
     def _warn(self, names: Iterable[str], reason: str) -> None:
         new = [name for name in names if name not in self._warned]
@@ -185,6 +191,21 @@ class UnitGradients:
         if new:
             message = f"gradients for {', '.join(new)} are computed unit by unit, which is slow: {reason}"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _mixing(norms: torch.Tensor, present: Sequence[int]) -> torch.Tensor:
+    """A factor for each unit with which it counts as much as the others, whatever its norm.
+
+    Sums with factors that nobody can foresee agree only if the gradients of all units do. They are powers of two, by
+    which half precision scales without rounding.
+    """
+    sizes = norms.norm(dim=1)
+    sizes = torch.where(sizes > 0, sizes, sizes.max()).clamp(min=1e-30)
+    random = secrets.SystemRandom()
+    drawn = torch.zeros(len(norms))
+    for unit in present:
+        drawn[unit] = random.choice((-1.0, 1.0)) * 2.0 ** random.randrange(4)
+    return drawn.to(norms) * 2.0 ** -sizes.log2().round()
 
 
 def _groups(losses: torch.Tensor, units: torch.Tensor | None, count: int | None, reduction: str) -> Units:

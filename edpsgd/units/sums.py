@@ -103,6 +103,19 @@ class LayerGradients:
             right = exact(right)
             matrix.index_add_(0, numbers, (right * factors[rows.units].unsqueeze(1)).to(matrix.dtype))
 
+    def of_unit(self, unit: int) -> torch.Tensor:
+        """The gradient of one unit, made of its own rows."""
+        if self._own is not None:
+            return self._own[unit]
+        total = self._parameter.new_zeros((self._height, self._width), dtype=self._dtype)
+        for left, right, rows in self._dense:
+            is_own = rows.units == unit
+            total.addmm_(left[is_own].to(total.dtype).T, right[is_own].to(total.dtype))
+        for numbers, right, rows in self._sparse:
+            is_own = rows.units == unit
+            total.index_add_(0, numbers[is_own], right[is_own].to(total.dtype))
+        return total
+
     def drop(self, units: torch.Tensor) -> None:
         """Makes the gradients of some units zero, whatever they hold: NaN times a factor of zero would be NaN."""
         if self._own is not None:

@@ -109,6 +109,18 @@ def test_the_weights_are_those_that_were_tested(tmp_path, model) -> None:
     assert evaluate(parts.model, test, parts.labels, local, torch.device("cpu")) == outcome.metrics
 
 
+@pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
+def test_small_micro_batches_are_clipped_in_one_pass(tmp_path, sampling) -> None:
+    """With the result of the loop, which larger ones take; a Poisson draw may leave some of them empty."""
+    common = {"batch_size": 3, "micro_batches": 4, "sampling": sampling, "dropout": 0.0, "epochs": 2, "seed": 5}
+    once, loop = (run(tiny(tmp_path / str(size), bucket_size=size, **common)) for size in (12, 11))
+    for name, tensor in weights(once.folder).items():
+        torch.testing.assert_close(tensor, weights(loop.folder)[name], rtol=1e-3, atol=1e-5)
+    texts = ["in one backward pass" in " ".join(o.epsilon.conditions) for o in (once, loop)]
+    assert texts == [True, False]
+    assert float(once.epsilon) == float(loop.epsilon)
+
+
 def test_plain_training_leaves_no_card(tmp_path, capsys) -> None:
     outcome = run(tiny(tmp_path / "run", private="off"))
     assert names(tmp_path / "run") == {*ALWAYS, "checkpoints"}

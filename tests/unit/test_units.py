@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -233,6 +234,23 @@ def test_a_wrong_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         check(engine, model, model(torch.randn(5, 3)).sum(1))
     with Fast():
         check(engine, model, model(torch.randn(5, 3)).sum(1))
+
+
+def test_one_wrong_example_of_many_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its gradient is small beside the others."""
+    rule, fits = unit_rules.RULES["AddmmBackward0"]
+
+    def wrong(use: unit_rules.Use, received: unit_rules.Received, layer: object) -> None:
+        scales = torch.ones(64, 1)
+        scales[7] = 2.0 if use.slot == 2 else 1.0
+        rule(use, replace(received, gradients=[received.gradient * scales]), layer)
+
+    monkeypatch.setitem(unit_rules.RULES, "AddmmBackward0", (wrong, fits))
+    torch.manual_seed(0)
+    model, weights = nn.Linear(3, 4), torch.ones(64)
+    weights[7] = 1e-4
+    with pytest.warns(RuntimeWarning, match="for weight are .* do not agree"):
+        check(UnitGradients(trained(model)), model, weights * model(torch.randn(64, 3)).square().sum(1))
 
 
 class Reordered(nn.Module):
