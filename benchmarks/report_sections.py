@@ -258,7 +258,7 @@ def recipes(found: Found) -> Iterator[Block]:
     )
     yield Table(
         f"Settings for small ε at δ = {found['delta']:g}, and what they reach on test data. ε is for adding or "
-        f"removing one utterance, {_SECRET}, and {_ONE_PASS}.",
+        f"removing one utterance, {_SECRET}, and {_ONE_PASS}. It does not cover the choice of the settings.",
         found["rows"],
         {
             "model, corpus": place,

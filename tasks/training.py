@@ -190,13 +190,12 @@ class Training:
             self.private.accumulate()
 
     def _clip_together(self, train: Examples, rows: list[int]) -> None:
-        """All micro-batches of a step in one pass; the sampler knows which utterances are whose."""
-        if self.private is None or not rows:
-            return
-        losses = self._losses(train.batch(rows))
+        """All micro-batches of a step in one pass, empty ones too; the sampler knows which utterances are whose."""
+        losses = self._losses(train.batch(rows)) if rows else torch.zeros(0, device=self.workers.device)
         self._loss += losses.detach().sum()
         self.state.utterances += len(rows)
-        self.private.backward(losses)
+        if self.private is not None:
+            self.private.backward(losses)
 
     def _mean_loss(self, train: Examples, rows: list[int]) -> torch.Tensor:
         """Of the utterances of a micro-batch, computed in buckets of similar length."""

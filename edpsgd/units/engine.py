@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -31,6 +32,7 @@ _TOO_LATE = (
 )
 _SELDOM = 64  # one batch of so many is checked, beside the first ones
 _FAR_OFF = 10  # times the tolerance: no rounding error
+_FINE = 1e-2  # a tolerance below this is one of single precision
 
 
 class UnitGradients:
@@ -38,10 +40,10 @@ class UnitGradients:
 
     An example's loss must not depend on other examples. Where the rows of an operation belong to is found out on the
     first batch, and looked at again on batches 2, 4, 8 and so on, on some at random, and whenever an operation follows
-    another one that it never followed before. Then a random mixture of all units is also compared with plain autograd,
-    and the norms of some with gradients made of their own rows. What does not agree, or has rows of several examples,
-    is left to autograd, one unit at a time, with a warning. If a batch does not agree that looks like earlier ones,
-    that is an error, since those may have been wrong too.
+    another one that it never followed before. Then a random mixture of all units, or of some in half precision, is
+    also compared with plain autograd, and the norms of some with gradients made of their own rows. What does not
+    agree, or has rows of several examples, is left to autograd, one unit at a time, with a warning. If a batch does not
+    agree that looks like earlier ones, that is an error, since those may have been wrong too.
 
     Args:
         parameters: the trained ones, by name.
@@ -163,27 +165,17 @@ class UnitGradients:
 
     def _compare(self, batch: Batch, norms: torch.Tensor, groups: Units) -> dict[int, float]:
         """The layers whose weighted sums, or the norms of some units, are not what autograd says; how far off."""
-        self._is_unproven = not bool(torch.isfinite(norms).all())
-        if self._is_unproven:  # NaN spreads in plain autograd
-            return {}
-        wrong = dict[int, float]()
-
-        def note(number: int, off: float, size: float, whole: float) -> None:
-            allowed = batch.tolerance * (size + 0.01 * whole)
-            if off > allowed:
-                wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
-
-        factors = _mixing(norms, groups.present)
-        whole = float((norms * factors.unsqueeze(1)).norm())
-        expected = batch.by_autograd(factors)
-        for number, found in batch.sums(factors):
-            one = expected.pop(number, torch.zeros_like(found))
-            note(number, float(found.sub_(one).norm()), float(one.norm()), whole)
-        for unit in secrets.SystemRandom().sample(groups.present, min(3, len(groups.present))):
-            for number, size in batch.norms_of(unit):
-                note(number, abs(size - float(norms[unit, number])), size, float(norms[unit].norm()))
+        is_finite = bool(torch.isfinite(norms).all())
+        distances = list(_distances(batch, norms, groups)) if is_finite else []
+        is_finite = is_finite and all(math.isfinite(off + size) for _, off, size in distances)
+        self._is_unproven = not is_finite  # NaN spreads in plain autograd
         trusted = {number for number, name in enumerate(self._parameters) if name not in self._distrusted}
-        return {number: off for number, off in wrong.items() if number in trusted}
+        wrong = dict[int, float]()
+        for number, off, size in distances if is_finite else ():
+            allowed = batch.tolerance * size
+            if off > allowed and number in trusted:
+                wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
+        return wrong
 
     def _warn(self, names: Iterable[str], reason: str) -> None:
         new = [name for name in names if name not in self._warned]
@@ -193,19 +185,39 @@ class UnitGradients:
             warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
-def _mixing(norms: torch.Tensor, present: Sequence[int]) -> torch.Tensor:
-    """A factor for each unit with which it counts as much as the others, whatever its norm.
+def _distances(batch: Batch, norms: torch.Tensor, groups: Units) -> Iterator[tuple[int, float, float]]:
+    """The number of a layer, how far something is from what autograd says, and how large it is."""
+    random, chosen = secrets.SystemRandom(), groups.present
+    if batch.tolerance > _FINE:  # then one wrong unit would be lost among many
+        chosen = random.sample(chosen, min(8, len(chosen)))
+    factors = _mixing(norms, chosen)
+    whole = float((norms * factors.unsqueeze(1)).norm())
+    expected = batch.by_autograd(factors)
+    for number, found in batch.sums(factors):
+        one = expected.pop(number, torch.zeros_like(found))
+        yield number, float(found.sub_(one).norm()), float(one.norm()) + 0.01 * whole
+    usual = float(norms.norm()) / len(groups.present) ** 0.5
+    for unit in random.sample(groups.present, min(3, len(groups.present))):
+        for number, size in batch.norms_of(unit):
+            yield number, abs(size - float(norms[unit, number])), size + 0.01 * usual
 
-    Sums with factors that nobody can foresee agree only if the gradients of all units do. They are powers of two, by
-    which half precision scales without rounding.
+
+def _mixing(norms: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
+    """A factor for each unit with which the chosen ones count about alike, but for norms below 1/64 of the largest.
+
+    Nobody can foresee them, so that sums hardly agree unless the gradients of the chosen units do; of up to eight, no
+    two have the same. They are powers of two, by which half precision scales without rounding.
     """
-    sizes = norms.norm(dim=1)
-    sizes = torch.where(sizes > 0, sizes, sizes.max()).clamp(min=1e-30)
-    random = secrets.SystemRandom()
-    drawn = torch.zeros(len(norms))
-    for unit in present:
-        drawn[unit] = random.choice((-1.0, 1.0)) * 2.0 ** random.randrange(4)
-    return drawn.to(norms) * 2.0 ** -sizes.log2().round()
+    random, used = secrets.SystemRandom(), Counter[float]()
+    sizes, factors = norms.norm(dim=1).tolist(), [0.0] * len(norms)
+    largest = max(sizes[unit] for unit in chosen)
+    for unit in chosen:
+        share = max(sizes[unit] / largest, 2.0**-6) if largest else 1.0
+        options = [sign * 2.0 ** -(k + round(math.log2(share))) for sign in (-1, 1) for k in range(4)]
+        least = min(used[option] for option in options)
+        factors[unit] = random.choice([option for option in options if used[option] == least])
+        used[factors[unit]] += 1
+    return torch.tensor(factors, dtype=norms.dtype, device=norms.device)
 
 
 def _groups(losses: torch.Tensor, units: torch.Tensor | None, count: int | None, reduction: str) -> Units:
