@@ -36,8 +36,9 @@ def commands() -> str:
     rows = []
     for name, (flags, what) in COMMANDS.items():
         is_there = (results.RESULTS / f"{name}.json").exists()
-        minutes = results.load(name).get("minutes") if is_there else None
-        lasted = f"{max(1, round(minutes))}" if minutes else "not recorded" if is_there else "not measured yet"
+        found = results.load(name) if is_there else {}
+        minutes, rest = found.get("minutes"), "" if found.get("is_complete", True) else " so far, not complete"
+        lasted = f"{max(1, round(minutes))}{rest}" if minutes else "not recorded" if is_there else "not measured yet"
         rows.append((f"`python -m benchmarks.{name} {flags}".rstrip() + "`", what, lasted))
     return "\n".join(results.table(("command", "what it measures", "minutes of work, two cores"), rows))
 

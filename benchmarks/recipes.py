@@ -95,7 +95,9 @@ def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     order = {key: number for number, key in enumerate([*RECIPES, *REDUCED])}
     rows = sorted(pieces.values(), key=lambda row: (order[row["model"], row["task"]], row["epsilon"] or 1e9))
     tried = [row for row in rows if "tried" in row]
-    return {"delta": DELTA, "seed": 0, "rows": [row for row in rows if "tried" not in row], "tried": tried}
+    chosen = [row for row in rows if "tried" not in row]
+    is_complete = len(chosen) == len(RECIPES) * len(EPSILONS)
+    return {"delta": DELTA, "seed": 0, "is_complete": is_complete, "rows": chosen, "tried": tried}
 
 
 def page(found: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ class Pieces:
         self._lock = threading.Lock()
 
     def get(self, key: str, work: Callable[[], Piece], settings: Mapping[str, Any] | None = None) -> Piece:
-        """What is known, or what ``work`` finds; with the minutes that it took and the processor.
+        """What is known, or what ``work`` finds; with the minutes that it took and the machine.
 
         Args:
             key: of the piece.
@@ -159,7 +159,7 @@ class Pieces:
             return known[key]
         start = time.monotonic()
         found = {**work(), **({"settings": _plain(settings)} if settings is not None else {})}
-        about = {"minutes": (time.monotonic() - start) / 60, "processor": machine()["processor"]}
+        about = {"minutes": (time.monotonic() - start) / 60, "machine": machine()}
         self._own[key] = {**found, **about}
         self.write()
         print(f"{key}: {about['minutes']:.1f} minutes", flush=True)
@@ -179,9 +179,16 @@ class Pieces:
             save(self._folder, self._name, found, self._page(found))
 
     def _head(self, pieces: dict[str, Piece]) -> dict[str, Any]:
-        processors = ", ".join(sorted({piece["processor"] for piece in pieces.values()}))
+        machines = [piece["machine"] for piece in pieces.values()] or [machine()]
         minutes = sum(piece["minutes"] for piece in pieces.values())
-        return {"command": self._command, "minutes": minutes, "machine": {**machine(), "processor": processors}}
+        about = {name: _joined([one[name] for one in machines]) for name in machines[0]}
+        return {"command": self._command, "minutes": minutes, "machine": about}
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """The value of all pieces, or their several values."""
+    different = list(dict.fromkeys(values))
+    return different[0] if len(different) == 1 else ", ".join(map(str, different))
 
 
 def _plain(settings: Mapping[str, Any] | None) -> Any:

@@ -292,12 +292,14 @@ def one_unit(unit: str, epsilons: Sequence[float], point: Callable[[str, float],
 
 def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
     """Table and frontier, as far as they were run."""
+    table, curve = list(_rows(pieces)), _frontier(pieces)
     return {
+        "is_complete": len(table) == len(PAPER) * (1 + len(DECAYS)) and curve is not None,
         "delta": DELTA,
         "micro_batches": MICRO_BATCHES,
         "layer_scaling": "raw",
-        "table": list(_rows(pieces)),
-        "frontier": _frontier(pieces),
+        "table": table,
+        "frontier": curve,
     }
 
 

@@ -16,7 +16,7 @@ _ABOUT = (
     "the first step, which no ε covers, and the seeds are public here: ε is that of the same training with secret "
     "ones, and holds if examples lie in all batches as in those that were compared with autograd. On ATIS δ is above "
     "one over the number of utterances, as in the paper. In brackets the paper's. Chosen on validation data: of so "
-    "many settings tried (clip norms 1 and 0.1 only: with Adam they hardly differ), the one with the most noise whose "
+    "many settings tried (few of the clip norms, which hardly differ with Adam), the one with the most noise whose "
     "SER is at most 5 % above plain training's; where none is, the one with the lowest SER, marked †."
 )
 _FRONTIER = (

@@ -91,9 +91,11 @@ def test_reduced_figures_stay_away_from_real_ones() -> None:
 def test_pieces_of_other_machines_are_told(tmp_path) -> None:
     run(tmp_path, {"a": 1}, Works())
     found = results.load("sums", tmp_path)
-    found["pieces"]["a"]["processor"] = "another"
+    found["pieces"]["a"]["machine"] |= {"processor": "another", "torch": "0.1"}
     (tmp_path / "sums.json").write_text(json.dumps(found), encoding="utf-8")
-    assert "another" in run(tmp_path, {"a": 1, "b": 2}, Works())["machine"]["processor"]
+    both, here = run(tmp_path, {"a": 1, "b": 2}, Works())["machine"], results.machine()
+    assert (both["processor"], both["torch"]) == (f"another, {here['processor']}", f"0.1, {here['torch']}")
+    assert {**both, "processor": 0, "torch": 0} == {**here, "processor": 0, "torch": 0}
 
 
 class FakeJob:
