@@ -35,6 +35,8 @@ _HEAD = (
 def page(found: dict[str, Any]) -> str:
     """The figures, to read."""
     lines = ["# Privacy and utility", "", results.made(found), ""]
+    if not found["is_complete"]:
+        lines += ["Not complete: rows are missing, and where † stands the search may have only begun.", ""]
     if found["table"]:
         rows = [_row(row) for row in found["table"]]
         lines += ["## Table 1", "", _ABOUT.format(**found), "", *results.table(_HEAD, rows)]
