@@ -174,7 +174,9 @@ def tradeoff(found: Found) -> Iterator[Block]:
         "of the intervals of all seeds. ε is as the printed multiplier claims it, and as the noise really was; zCDP is "
         "the paper's bound, exact the tight one. Seeds are public here, so ε is that of the same training with secret "
         f"ones, {_ONE_PASS}; each seed has another split. †: SER on validation data is more than 5 % above plain "
-        "training's." + (" Raw layer scales of the first step are not covered by any ε here." if is_raw else ""),
+        "training's."
+        + (" Raw layer scales of the first step are not covered by any ε here." if is_raw else "")
+        + ("" if found.get("is_complete", True) else " Not complete: where † stands, the search may have only begun."),
         rows,
         {
             "model, corpus": place,

@@ -294,13 +294,19 @@ def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
     """Table and frontier, as far as they were run."""
     table, curve = list(_rows(pieces)), _frontier(pieces)
     return {
-        "is_complete": len(table) == len(PAPER) * (1 + len(DECAYS)) and curve is not None,
+        "is_complete": _is_complete(table) and curve is not None,
         "delta": DELTA,
         "micro_batches": MICRO_BATCHES,
         "layer_scaling": "raw",
         "table": table,
         "frontier": curve,
     }
+
+
+def _is_complete(table: Sequence[dict[str, Any]]) -> bool:
+    """Whether all rows are there and attacked, which comes after the search."""
+    has_all = len(table) == len(PAPER) * (1 + len(DECAYS))
+    return has_all and all(run["auc"] is not None for row in table for run in row["runs"])
 
 
 def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:

@@ -279,6 +279,14 @@ def test_no_epsilon_without_its_condition(tmp_path) -> None:
         assert ("compared with autograd" in table.caption) == has_one_pass
 
 
+def test_a_table_that_is_not_complete_says_so(tmp_path) -> None:
+    found = report.collect(write_results(tmp_path))["tradeoff"]
+    for is_complete in (True, False):
+        blocks = report_sections.tradeoff({**found, "is_complete": is_complete})
+        [table] = [block for block in blocks if hasattr(block, "columns")]
+        assert ("Not complete" in table.caption) != is_complete
+
+
 def test_headlines(built) -> None:
     page = Page(built[0]).words
     for text in ("1.04×", "1.29×", "2.1×", "16.2\u00a0%", "without privacy 8.2\u00a0%", "8×"):

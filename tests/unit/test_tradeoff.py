@@ -147,6 +147,7 @@ def test_the_rows_are_the_most_noise_that_is_allowed() -> None:
     text = page({**found, "command": "c", "minutes": 1.0, "machine": {"processor": "p", "cores": 2}})
     assert "| clc | atis | none | 1 | 0.001 | 6.50 (6.40 to 6.60) [5.49] | 0.600 (0.500 to 0.700) [0.619] |" in text
     assert "linear:0.5 † |" in text
+    assert "Not complete: rows are missing" in text
 
 
 def test_every_setting_has_a_name_of_its_own() -> None:
