@@ -144,6 +144,7 @@ def step_time(found: Found) -> Iterator[Block]:
             "algorithm": lambda row: found["names"].get(row[1], row[1]),
             "ms": lambda row: within(row[2]["milliseconds"][1], row[2]["milliseconds"], 1),
             "over SGD's": lambda row: within(row[2]["ratio_to_sgd"][1], row[2]["ratio_to_sgd"]),
+            "with checks": lambda row: number(row[2].get("ratio_with_checks")),
             "steps": lambda row: str(row[2]["steps"]),
             "peak, MiB": lambda row: number(row[2].get("peak_mib"), 0),
             "memory over SGD's": lambda row: number(row[2].get("memory_ratio")),

@@ -30,6 +30,7 @@ from benchmarks import on_workers, results
 from benchmarks.contenders import NAMES, PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
 from edpsgd import clipping, gradients
 from edpsgd.units import UnitGradients
+from edpsgd.units.engine import SELDOM
 
 WORKERS = 2
 KINDS = {"bert": "BERT", "clc": "CLC"}
@@ -38,7 +39,8 @@ PEER_SHAPES = SHAPES[:2]  # a gradient for each of 128 examples does not fit int
 OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "loop")
 SIZES = {"bert": Sizes(30522, 10, 20), "clc": Sizes(5000, 10, 20)}
 LETTERS = 8  # of a word
-WARM_UP, SLOW_ROUNDS, TIMED_STEPS = 3, 3, 6
+WARM_UP, SLOW_ROUNDS, TIMED_STEPS = 8, 3, 6  # the gradients of the first steps are compared with autograd
+CHECKED = ("groups", "example")  # and those of one step of many later on
 PARTS = {
     "backward": "backward and norms",
     "sums": "weighted sums",
@@ -127,26 +129,44 @@ def measure(
     names = [contender] if contender else list(PEERS if is_peer else OURS)
     contenders = {name: make(name, kind, is_peer, SIZES[kind], size, folder) for name in names}
     batches = make_batches(kind, tokens, size, hvd.rank())
-    return peak(contenders[contender], contender, *batches) if contender else time_all(contenders, rounds, batches)
+    if contender:
+        return peak(contenders[contender], contender, *batches)
+    slow = (*SLOW, "opacus_ghost") if kind == "clc" else SLOW
+    return time_all(contenders, rounds, batches, slow)
 
 
-def time_all(contenders: dict[str, Contender], rounds: int, batches: tuple[Batch, list[Batch]]) -> dict[str, Any]:
+def time_all(
+    contenders: dict[str, Contender], rounds: int, batches: tuple[Batch, list[Batch]], slow: Sequence[str]
+) -> dict[str, Any]:
     """Interleaved steps of all contenders, in seconds, and where the time of ours goes."""
+    warm_up = min(WARM_UP, rounds + 1)
     times: dict[str, list[float | None]] = {name: [] for name in contenders}
-    for number in range(WARM_UP + rounds):
-        chosen = [name for name in contenders if name not in SLOW or number < WARM_UP + SLOW_ROUNDS]
+    for number in range(warm_up + rounds):
+        is_for_all = warm_up - 1 <= number < warm_up + SLOW_ROUNDS
+        chosen = [name for name in contenders if is_for_all or name not in slow]
         seconds = take_turns(contenders, number, *batches, chosen)
         for name in contenders:
             times[name].append(seconds.get(name))
+    checks = {name: checked_steps(contenders[name], *batches) for name in CHECKED if name in contenders}
     parts = {}
     for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if "edp" in contenders]:
         found = [step_parts(contenders[name], *batches) for _ in range(TIMED_STEPS)]
         parts[name] = {part: statistics.median(one.get(part, 0.0) for one in found) for part in PARTS}
     return {
         "parameters": sum(p.numel() for p in contenders["sgd"].model.parameters()),
-        "times": {name: values[WARM_UP:] for name, values in times.items()},
+        "times": {name: values[warm_up:] for name, values in times.items()},
+        "checks": checks,
         "parts": parts,
     }
+
+
+def checked_steps(contender: Contender, batch: Batch, examples: list[Batch]) -> float:
+    """Seconds of a step whose gradients are compared with autograd."""
+    seconds = []
+    for _ in range(SLOW_ROUNDS):
+        contender.optimizer._engine._batches = 2**20 - 1
+        seconds.append(take_turns({"": contender}, 0, batch, examples, [""])[""])
+    return statistics.median(seconds)
 
 
 def step_parts(contender: Contender, batch: Batch, examples: list[Batch]) -> dict[str, float]:
@@ -179,13 +199,19 @@ def summarise(job: dict[str, Any], measured: dict[str, Any], memory: dict[str, f
     contenders = {}
     for contender in times:
         pairs = [(own, sgd) for own, sgd in zip(times[contender], times["sgd"], strict=True) if own is not None]
+        own, check = statistics.median(own for own, _ in pairs), measured["checks"].get(contender)
         contenders[contender] = {
             "milliseconds": [1e3 * q for q in quartiles([own for own, _ in pairs])],
             "ratio_to_sgd": quartiles([own / sgd for own, sgd in pairs]),
+            "ratio_with_checks": None,
             "steps": len(pairs),
             "peak_mib": memory.get(contender),
             "memory_ratio": memory[contender] / memory["sgd"] if memory else None,
         }
+        if check is not None:
+            slower = 1 + (check / own - 1) / SELDOM
+            ratio = contenders[contender]["ratio_to_sgd"][1]
+            contenders[contender] |= {"checked_ms": 1e3 * check, "ratio_with_checks": slower * ratio}
     parts = {name: {k: 1e3 * v for k, v in found.items()} for name, found in measured["parts"].items()}
     return {**job, "parameters": measured["parameters"], "contenders": contenders, "parts_ms": parts}
 
@@ -198,18 +224,21 @@ def page(report: dict[str, Any]) -> str:
         results.made(report),
         "",
         f"{WORKERS} workers with one thread each, Adam, the ledger on disk. Medians, quartiles in brackets; ratios "
-        "compare steps of the same round. Memory is the peak of a worker, with Python and libraries. BERT has the "
-        "paper's configuration, CLC learns its word vectors; both end in a CRF.",
+        "compare steps of the same round. The gradients of units are compared with autograd in some of the first "
+        f"steps, and then in one of {SELDOM}: that is in the second ratio. Memory is the peak of a worker, with "
+        "Python and libraries. BERT has the paper's configuration, CLC learns its word vectors; both end in a CRF.",
     ]
     for row in report["rows"]:
         lines += ["", f"## {_title(row)}", ""]
-        lines += ["| | ms per step | over SGD | peak memory, MiB | over SGD |", "|---|---|---|---|---|"]
+        lines += ["| | ms per step | over SGD | with checks | peak memory, MiB | over SGD |", "|---" * 6 + "|"]
         for contender, figures in row["contenders"].items():
             low, mid, high = figures["milliseconds"]
             ratio = "{1:.3f} ({0:.3f} to {2:.3f})".format(*figures["ratio_to_sgd"])
+            checked = f"{figures['ratio_with_checks']:.3f}" if figures["ratio_with_checks"] else "–"
             has_memory = figures["peak_mib"] is not None
             memory = f"{figures['peak_mib']:.0f} | {figures['memory_ratio']:.2f}" if has_memory else "– | –"
-            lines.append(f"| {NAMES[contender]} | {mid:.0f} ({low:.0f} to {high:.0f}) | {ratio} | {memory} |")
+            spread = f"{mid:.0f} ({low:.0f} to {high:.0f})"
+            lines.append(f"| {NAMES[contender]} | {spread} | {ratio} | {checked} | {memory} |")
         if row["parts_ms"]:
             lines += ["", f"| of a private step, ms | {' | '.join(PARTS.values())} |", "|---" * (1 + len(PARTS)) + "|"]
         for contender, parts in row["parts_ms"].items():

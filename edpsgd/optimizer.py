@@ -419,7 +419,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._layers = Layers(
             self.param_groups, self._named, self._settings.layer_scaling, self._measured, self._collective.size
         )
-        self._engine = UnitGradients(self._layers.parameters)
+        self._engine = UnitGradients(self._layers.parameters, self._collective.size)
 
     def _follow_parameters(self) -> None:
         """Notices parameters that were added, frozen, moved or given to DDP since they were laid out."""

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import torch
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
+from edpsgd.units import recurrent
 from edpsgd.units.attribution import Attribution, Gradients, Knowledge
 from edpsgd.units.cuts import Cut, find_cut
 from edpsgd.units.graph import Graph, shapes
@@ -61,6 +62,7 @@ class Batch:
         self.slow = [name for names in self._cut_at.values() for name in names]
         self._layers: dict[int, LayerGradients] = {}
         self._cuts: list[Cut] = []
+        self._gates: dict[Node, torch.Tensor] = {}
         self._go_back()
 
     # ---------------------------------------------------------------- what to look at
@@ -103,17 +105,32 @@ class Batch:
 
     def _gradients(self, nodes: Iterable[Node], weights: torch.Tensor, is_last: bool = False) -> dict[Node, Gradients]:
         """What the nodes receive; parameters get nothing, for nobody asks for it. The last time frees the graph."""
-        edges = [edge for node in dict.fromkeys(nodes) for edge in self._graph.edges(node)]
-        if not edges:
-            return {}
-        found = torch.autograd.grad(
-            [self._losses], edges, [weights.to(self._losses)], retain_graph=not is_last, allow_unused=True
-        )
-        received: dict[Node, list[torch.Tensor | None]] = {}
-        for edge, gradient in zip(edges, found, strict=True):
-            results = received.setdefault(edge.node, [None] * len(shapes(edge.node)))
-            results[edge.output_nr] = gradient
-        return dict(received)
+        return self._graph.gradients(self._losses, weights.to(self._losses), nodes, is_last)
+
+    def _around_layers(self, nodes: Sequence[Node], is_last: bool) -> dict[Node, Gradients]:
+        """The same, but LSTM layers of one operation are gone through by hand, if nothing else leads around them.
+
+        Their own backward would make the sum of all gradients of the weights, too, for which there is no use.
+        """
+        served = {use.node: use for found in self._served.values() for use, _ in found}
+        layers = [node for node in self._graph.nodes if node in served and recurrent.is_by_hand(node)]
+        groups = [list(group) for _, group in itertools.groupby(layers, lambda node: node.next_functions[0])]
+        edges = [group[0].next_functions[0] for group in groups]
+        begins = [self._graph.root[0], *(begin for begin, _ in edges)]
+        stretches = [set() if begin is None else {begin} | self._graph.below(begin, layers) for begin in begins]
+        passed = [node for stretch in stretches for node in stretch - set(self._graph.leaves.values())]
+        if len(passed) > len(set(passed)):
+            return self._gradients(nodes, self._weights, is_last)
+        received = self._gradients([node for node in nodes if node in stretches[0]], self._weights, is_last)
+        for group, (begin, output), stretch in zip(groups, edges, stretches[1:], strict=True):
+            for node in group:
+                self._gates[node] = recurrent.gate_gradients(served[node], received[node])
+            if begin is not None:
+                parts = [recurrent.input_gradient(served[node], self._gates[node]) for node in group]
+                gradient = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+                below = [node for node in nodes if node in stretch]
+                received |= self._graph.gradients(GradientEdge(begin, output), gradient, below, is_last)
+        return received
 
     def _go_back(self) -> None:
         receivers = [use.receiver for served in self._served.values() for use, _ in served]
@@ -122,7 +139,7 @@ class Batch:
                 use.hold()
         nodes = [*receivers, *(node for cut in self._cut_at for node, _ in cut), *self._doubtful]
         is_last = not (self._cut_at or self._doubtful or self.is_checked)
-        received = self._gradients(nodes, self._weights, is_last)
+        received = self._around_layers(nodes, is_last)
         kinds = {one.dtype for results in received.values() for one in results if one is not None}
         self.is_doubtful = any(bool(one.any()) for node in self._doubtful for one in received[node] if one is not None)
         self.tolerance = 0.03 if kinds & {torch.bfloat16, torch.float16} else 1e-3
@@ -132,7 +149,8 @@ class Batch:
             layer = LayerGradients(self._parameters[name], self._units.count, products)
             for use, layout in served:
                 if use.receiver not in at:
-                    at[use.receiver] = Received(received[use.receiver], layout, self._units)
+                    made = {"gates": self._gates[use.receiver]} if use.receiver in self._gates else {}
+                    at[use.receiver] = Received(received[use.receiver], layout, self._units, made)
                 if use.rule is not None and any(one is not None for one in received[use.receiver]):
                     use.rule(use, at[use.receiver], layer)
             self._layers[self._numbers[name]] = layer
@@ -235,7 +253,7 @@ def _packing(found: Sequence[Use]) -> Packing:
     sizes: list[int] = []
     for use in found:
         shape = shapes(use.node)[0]
-        if use.node.name() == "MkldnnRnnLayerBackward0":
+        if use.node.name() == recurrent.NAME:
             sizes.extend([shape[1]] * shape[0])
         elif use.node.name() == "AddmmBackward0":
             sizes.append(shape[0])

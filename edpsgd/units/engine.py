@@ -21,6 +21,7 @@ from edpsgd.units.batch import Batch
 from edpsgd.units.rows import Units
 from edpsgd.units.sums import exact
 
+SELDOM = 64  # one step of so many is checked by some worker, beside the first ones: the others wait for it
 _NO_RULE = (
     "their operations have no rule, or rows that belong to several examples. If a loss depends on other examples, as "
     "with batch statistics or in-batch negatives, no clipping of units bounds their influence"
@@ -30,7 +31,6 @@ _TOO_LATE = (
     "model moves examples within a batch in a way that cannot be followed. Steps before this one may have been clipped "
     "wrongly, and ε does not hold for them. Use one backward and accumulate() for each example"
 )
-_SELDOM = 64  # one batch of so many is checked, beside the first ones
 _FAR_OFF = 10  # times the tolerance: no rounding error
 _FINE = 1e-2  # a tolerance below this is one of single precision
 
@@ -47,6 +47,7 @@ class UnitGradients:
 
     Args:
         parameters: the trained ones, by name.
+        workers: how many train together, and share the checks at random.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -61,12 +62,12 @@ class UnitGradients:
         tensor([[1.2000, 1.6000]])
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], workers: int = 1) -> None:
         if not parameters:
             raise ValueError("parameters must have at least one entry, got none")
         if len({id(parameter) for parameter in parameters.values()}) < len(parameters):
             raise ValueError("parameters must have one name each, got a tensor under two names")
-        self._parameters = dict(parameters)
+        self._parameters, self._seldom = dict(parameters), SELDOM * workers
         self._knowledge = Knowledge()
         self._distrusted: set[str] = set()
         self._warned: set[str] = set()
@@ -143,7 +144,8 @@ class UnitGradients:
     def _proven(self, losses: torch.Tensor, weights: torch.Tensor, groups: Units) -> tuple[Batch, torch.Tensor]:
         """Compares what is new with autograd, and does without the rules that fail."""
         self._batches += 1
-        is_due = self._is_unproven or self._batches & (self._batches - 1) == 0 or secrets.randbelow(_SELDOM) == 0
+        is_early = self._batches & (self._batches - 1) == 0  # 1, 2, 4, 8 ...
+        is_due = self._is_unproven or is_early or secrets.randbelow(self._seldom) == 0
         while True:
             batch = Batch(self._parameters, losses, weights, groups, self._knowledge, self._distrusted, is_due)
             if batch.is_doubtful:

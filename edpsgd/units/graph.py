@@ -6,7 +6,7 @@ that a node receives has the shape of the operation's result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -128,6 +128,20 @@ class Graph:
         """What autograd can be asked for: the gradients that the node receives."""
         return [GradientEdge(node, output) for output in sorted(self.used[node])]
 
+    def gradients(
+        self, begin: torch.Tensor | GradientEdge, gradient: torch.Tensor, nodes: Iterable[Node], is_last: bool = False
+    ) -> dict[Node, Sequence[torch.Tensor | None]]:
+        """What the nodes receive if something above them receives a gradient. The last time frees the graph."""
+        edges = [edge for node in dict.fromkeys(nodes) for edge in self.edges(node)]
+        if not edges:
+            return {}
+        found = torch.autograd.grad(begin, edges, gradient, retain_graph=not is_last, allow_unused=True)
+        received: dict[Node, list[torch.Tensor | None]] = {}
+        for edge, one in zip(edges, found, strict=True):
+            results = received.setdefault(edge.node, [None] * len(shapes(edge.node)))
+            results[edge.output_nr] = one
+        return dict(received)
+
     def above(self, node: Node, most: int) -> list[Node]:
         """The nearest nodes that the node's result went into, directly or not."""
         found = [node]
@@ -137,15 +151,15 @@ class Graph:
             found.extend({consumer for consumer, _ in self.consumers[one]} - set(found))
         return found[1:]
 
-    def below(self, node: Node) -> set[Node]:
-        """All nodes that the node's result was made of."""
+    def below(self, node: Node, stops: Collection[Node] = ()) -> set[Node]:
+        """All nodes that the node's result was made of, but for what is below the stops."""
         seen: set[Node] = set()
-        stack = [node]
+        stack = [] if node in stops else [node]
         while stack:
             for child, _ in stack.pop().next_functions:
                 if child is not None and child not in seen:
                     seen.add(child)
-                    stack.append(child)
+                    stack.extend([] if child in stops else [child])
         return seen
 
 

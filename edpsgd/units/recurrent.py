@@ -10,30 +10,45 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import Node
 
 from edpsgd.units.rows import Layout
+from edpsgd.units.sums import LayerGradients, exact
 
 if TYPE_CHECKING:
     from edpsgd.units.rules import Received, Use
-    from edpsgd.units.sums import LayerGradients
 
-
+NAME = "MkldnnRnnLayerBackward0"
+_NEW = 2  # of the gates
 NEEDED = ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_", "result0")
+
+
+def is_by_hand(node: Node) -> bool:
+    """Whether it is such a layer, and nobody asks for the gradients of the states that it began with."""
+    return node.name() == NAME and all(child is None for child, _ in node.next_functions[5:])
 
 
 def add_layer(use: Use, received: Received, layer: LayerGradients) -> None:
     """Adds what one layer in one direction gives to its weight or bias."""
-    if "gates" not in received.made:
-        received.made["gates"] = _gate_gradients(use, received.gradients)
     layout = Layout(1, received.layout.labels, received.layout.is_plain)  # of states: steps x sequences x features
-    received = replace(received, layout=layout)
-    gates = received.rows(received.made["gates"], 1)
-    rows = received.units_of(gates)
+    states, made = replace(received, layout=layout), received.made
+    if "gates" not in made:
+        made["gates"] = gate_gradients(use, received.gradients)
+    if "rows" not in made:  # the same ones for all weights, so that their products are made once
+        made["rows"] = states.rows(made["gates"], 1)
+    gates, rows = made["rows"], states.units_of(made["rows"])
     if use.slot > 2:
         layer.add_own(rows.sums(gates))
         return
     inputs = _steps(use, "input") if use.slot == 1 else _states_before(use)
-    layer.add_products(gates, received.rows(inputs, 1), rows)
+    layer.add_products(gates, states.rows(inputs, 1), rows)
+
+
+def input_gradient(use: Use, gates: torch.Tensor) -> torch.Tensor:
+    """What the layer's input receives, if the gates received that."""
+    weight: torch.Tensor = use.saved("weight0").detach()
+    gradient = gates.to(weight) @ weight
+    return gradient.flip(0) if use.saved("reverse") else gradient
 
 
 def _steps(use: Use, name: str) -> torch.Tensor:
@@ -49,19 +64,17 @@ def _states_before(use: Use) -> torch.Tensor:
     return torch.cat([first.reshape(1, *states.shape[1:]), states[:-1]])
 
 
-def _gate_gradients(use: Use, received: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def gate_gradients(use: Use, received: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Gradients of what goes into the gates, for each step: all states are known, so the gates are one product."""
     weights = [use.saved(f"weight{number}").detach() for number in range(4)]
-    before = _states_before(use)
-    gates = _steps(use, "input") @ weights[0].T + before @ weights[1].T
-    if use.saved("has_biases"):
-        gates = gates + weights[2] + weights[3]
-    ins, forgets, news, outs = gates.chunk(4, 2)
-    ins, forgets, news, outs = ins.sigmoid(), forgets.sigmoid(), news.tanh(), outs.sigmoid()
-    cells = [use.saved("cx_").detach().reshape(before.shape[1:])]
-    for step in range(len(gates)):
-        cells.append(forgets[step] * cells[-1] + ins[step] * news[step])
-    return _backwards(weights[1], torch.stack([ins, forgets, news, outs]), torch.stack(cells), _outside(use, received))
+    inputs, before = _steps(use, "input"), _states_before(use)
+    bias = weights[2] + weights[3] if use.saved("has_biases") else weights[0].new_zeros(len(weights[0]))
+    gates = torch.addmm(bias, inputs.flatten(0, 1), weights[0].T).addmm_(before.flatten(0, 1), weights[1].T)
+    opened = exact(gates).view(*before.shape[:2], 4, -1)  # steps x sequences x (in, forget, new, out) x features
+    for number in range(4):
+        (torch.Tensor.tanh_ if number == _NEW else torch.Tensor.sigmoid_)(opened[:, :, number])
+    first = exact(use.saved("cx_").detach()).reshape(before.shape[1:])
+    return _backwards(weights[1], opened, first, _outside(use, received))
 
 
 def _outside(use: Use, received: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -70,27 +83,31 @@ def _outside(use: Use, received: Sequence[torch.Tensor | None]) -> list[torch.Te
     at_steps, state, cell = received[:3]
     steps = torch.zeros_like(like) if at_steps is None else at_steps
     ends = [torch.zeros_like(like[0]) if one is None else one.reshape(like.shape[1:]) for one in (state, cell)]
-    return [steps.flip(0) if use.saved("reverse") else steps, *ends]
+    return [exact(one) for one in (steps.flip(0) if use.saved("reverse") else steps, *ends)]
 
 
 def _backwards(
-    recurrent: torch.Tensor, opened: torch.Tensor, cells: torch.Tensor, outside: list[torch.Tensor]
+    recurrent: torch.Tensor, opened: torch.Tensor, first: torch.Tensor, outside: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Goes back from the last step to the first."""
+    """Goes back from the last step to the first; what does not depend on later steps is made for all at once."""
     at_steps, at_state, at_cell = outside
-    squashed = cells[1:].tanh()
-    found: list[torch.Tensor] = []
-    for step in range(len(at_steps) - 1, -1, -1):
-        ins, forgets, news, outs = opened[:, step]
+    ins, forgets, news, outs = opened.unbind(2)
+    cells, added = [first], ins * news
+    for forget, new in zip(forgets, added, strict=True):
+        cells.append(torch.addcmul(new, forget, cells[-1]))
+    squashed = torch.stack(cells[1:]).tanh_()
+    to_cell = outs * (1 - squashed.square())
+    slopes = opened * (1 - opened)
+    slopes[:, :, _NEW] = ins * (1 - news.square())
+    slopes[:, :, 0] *= news
+    slopes[:, :, 1] *= torch.stack(cells[:-1])
+    slopes[:, :, 3] *= squashed
+    for step in range(len(opened) - 1, -1, -1):
         at_state = at_state + at_steps[step]
-        at_cell = at_cell + at_state * outs * (1 - squashed[step].square())
-        parts = [
-            at_cell * news * ins * (1 - ins),
-            at_cell * cells[step] * forgets * (1 - forgets),
-            at_cell * ins * (1 - news.square()),
-            at_state * squashed[step] * outs * (1 - outs),
-        ]
-        found.append(torch.cat(parts, 1))
-        at_cell = at_cell * forgets
-        at_state = found[-1] @ recurrent
-    return torch.stack(found[::-1])
+        at_cell = torch.addcmul(at_cell, at_state, to_cell[step])
+        gates = slopes[step]  # from here on they hold gradients
+        gates[:, :3] *= at_cell.unsqueeze(1)
+        gates[:, 3] *= at_state
+        at_cell = at_cell * forgets[step]
+        at_state = exact(gates.flatten(1).to(recurrent) @ recurrent)
+    return slopes.flatten(2)

@@ -242,7 +242,7 @@ def allows(use: Use, layout: Layout) -> bool:
     if name == "IndexBackward0":
         count = sum(index is not None for index in use.saved("indices"))
         return layout.dim < ndim - (len(use.shape) - count)
-    if name == "MkldnnRnnLayerBackward0":
+    if name == recurrent.NAME:
         return True
     features = {"EmbeddingBackward0": 1, "NativeLayerNormBackward0": len(use.shape)}
     return layout.dim < ndim - features[name] if name in features else layout.dim == 0
@@ -256,7 +256,7 @@ _NEEDED: dict[str, dict[int, tuple[str, ...]]] = {  # tensors, by slot
     "NativeLayerNormBackward0": {1: ("input", "result1", "result2")},
     "IndexBackward0": {0: ("indices",)},
     "MulBackward0": {0: ("other",), 1: ("self",)},
-    "MkldnnRnnLayerBackward0": dict.fromkeys(range(1, 5), recurrent.NEEDED),
+    recurrent.NAME: dict.fromkeys(range(1, 5), recurrent.NEEDED),
 }
 _ANY_SHAPE = ("AddBackward0", "SubBackward0", "MulBackward0", "ExpandBackward0", "IndexBackward0")
 _SPREADING = _ANY_SHAPE[:4]
@@ -267,6 +267,6 @@ RULES: dict[str, tuple[Rule, Callable[[Use], bool]]] = {
     "EmbeddingBackward0": (_embedding, _fits_embedding),
     "NativeLayerNormBackward0": (_layer_norm, lambda use: use.slot in (1, 2)),
     "IndexBackward0": (_index, _fits_index),
-    "MkldnnRnnLayerBackward0": (recurrent.add_layer, lambda use: 1 <= use.slot <= 4 and not use.is_turned),
+    recurrent.NAME: (recurrent.add_layer, lambda use: 1 <= use.slot <= 4 and not use.is_turned),
     **dict.fromkeys(_SPREADING, (_spread, _fits_spread)),
 }

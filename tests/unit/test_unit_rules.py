@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from edpsgd.units import UnitGradients
+from edpsgd.units import recurrent as recurrent_rule
 from edpsgd.units import sums as unit_sums
+from edpsgd.units.graph import Graph
 from tests.unit_loop import Fast, check, trained
 
 WIDTH = 5
@@ -76,6 +78,12 @@ def linear_on_packed(model: Model, data: Sequences) -> torch.Tensor:
 def padded(model: Model, data: Sequences) -> torch.Tensor:
     outputs, _ = model.part(model.first(data.x))
     return total(outputs * data.mask.unsqueeze(2))
+
+
+def around(model: Model, data: Sequences) -> torch.Tensor:
+    """Some of what the layer reads goes to the loss without it."""
+    x = model.first(data.x)
+    return total(torch.cat([x, model.part(x)[0]], dim=2) * data.mask.unsqueeze(2))
 
 
 def time_first(model: Model, data: Sequences) -> torch.Tensor:
@@ -177,6 +185,8 @@ ZOO: dict[str, Callable[[], Model]] = {
         padded, **recurrent(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True, dropout=0.3)
     ),
     "LSTM, padded, no bias": lambda: Model(padded, **recurrent(nn.LSTM, batch_first=True, bias=False)),
+    "LSTM, padded, 2 layers": lambda: Model(padded, **recurrent(nn.LSTM, num_layers=2, batch_first=True)),
+    "LSTM, way around it": lambda: Model(around, **recurrent(nn.LSTM, batch_first=True, bidirectional=True)),
     "LSTM, time first": lambda: Model(time_first, **recurrent(nn.LSTM, bidirectional=True)),
     "GRU, packed, both ways, 2 layers": lambda: Model(
         packed, **recurrent(nn.GRU, False, num_layers=2, bidirectional=True, batch_first=True, dropout=0.3)
@@ -253,3 +263,29 @@ def test_layers_that_are_too_large_for_gradients_of_their_own(
     with Fast():
         check(engine, model, model(Sequences(5, 4, 1)))
         check(engine, model, model(Sequences(5, 4, 2)), torch.tensor([3, 0, 3, 2, 3]), 5)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("LSTM, padded, both ways, 2 layers", 4), ("LSTM, way around it", 0)])
+def test_lstm_layers_are_gone_through_once(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, as their own backward makes gradients of the weights as well; but not where there is a way around."""
+    found = []
+    input_gradient = recurrent_rule.input_gradient
+    monkeypatch.setattr(
+        recurrent_rule, "input_gradient", lambda use, gates: found.append(use.node) or input_gradient(use, gates)
+    )
+    model = made(name)
+    losses = model(Sequences(4, 3, 0))
+    nodes = [node for node in Graph(losses).nodes if node.name() == recurrent_rule.NAME]
+    if not nodes:
+        pytest.skip("torch does not run LSTM layers with oneDNN here")
+    engine = UnitGradients(trained(model))
+    check(engine, model, losses)
+    losses, found[:] = model(Sequences(4, 3, 1)), []
+    engine._batches = 2  # no check is due
+    monkeypatch.setattr(engine, "_seldom", 1 << 60)
+    run: list[int] = []
+    nodes = [node for node in Graph(losses).nodes if node.name() == recurrent_rule.NAME]
+    for node in nodes:
+        node.register_hook(lambda *_: run.append(1))
+    engine.backward(losses)
+    assert (len(found), len(run)) == (layers, len(nodes) - layers)

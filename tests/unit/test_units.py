@@ -253,6 +253,18 @@ def test_one_wrong_example_of_many_is_found_out(monkeypatch: pytest.MonkeyPatch)
         check(UnitGradients(trained(model)), model, weights * model(torch.randn(64, 3)).square().sum(1))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_share_the_checks(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All wait for the one that checks, so that each does so more seldom if there are many."""
+    asked: list[int] = []
+    monkeypatch.setattr("edpsgd.units.engine.secrets.randbelow", lambda most: asked.append(most) or 1)
+    model = nn.Linear(3, 1)
+    engine = UnitGradients(trained(model), workers)
+    for _ in range(3):
+        engine.backward(model(torch.randn(4, 3)).squeeze(1))
+    assert asked == [64 * workers]  # on the third batch; the first two are checked anyway
+
+
 class Reordered(nn.Module):
     """Puts the examples into another order, and the losses back."""
 
