@@ -8,11 +8,12 @@ import torch
 from torch.autograd.graph import Node
 
 from edpsgd.units.graph import MIXED, Graph, Order, orders, shapes
-from edpsgd.units.rows import WAYS, Layout, Layouts, Packing
+from edpsgd.units.rows import LAST_PLACE, WAYS, Layout, Layouts, Packing
 
 Key = tuple[object, ...]
 Gradients = Sequence[torch.Tensor | None]
 _NEAR = 40  # nodes
+_SUMS = 8  # of features
 
 
 class Knowledge:
@@ -123,21 +124,48 @@ class Attribution:
         """
         if node not in self._plain:
             self._probe(node)
-        pairs = [(self._plain[node][output], self._scaled[node][output]) for output in sorted(self._graph.used[node])]
-        found = [frozenset(way for way in WAYS if self._explains(way, order, *pair)) for pair in pairs]
+        found = [
+            frozenset(
+                way
+                for way in WAYS
+                if self._explains(
+                    way, order, shapes(node)[output], self._plain[node][output], self._scaled[node][output]
+                )
+            )
+            for output in sorted(self._graph.used[node])
+        ]
         return found[0] if all(found) else frozenset()
 
     def _probe(self, node: Node) -> None:
         self.has_probed = True
         wanted = [*self._candidates, node, *self._graph.above(node, _NEAR)]  # those above may be asked for next
         nodes = [one for one in dict.fromkeys(wanted) if one not in self._plain]
-        self._plain.update(self._gradients(nodes, torch.ones_like(self._scales)))
-        self._scaled.update(self._gradients(nodes, self._scales))
+        for found, weights in ((self._plain, torch.ones_like(self._scales)), (self._scaled, self._scales)):
+            found.update({one: self._mixed(results) for one, results in self._gradients(nodes, weights).items()})
 
-    def _explains(self, way: str, order: Order, plain: torch.Tensor | None, scaled: torch.Tensor | None) -> bool:
+    def _mixed(self, results: Gradients) -> Gradients:
+        """Some random sums of the features instead of all of them, which need little memory and scale alike."""
+        return [None if one is None else self._mixed_features(one) for one in results]
+
+    def _mixed_features(self, gradient: torch.Tensor) -> torch.Tensor:
+        size, place = gradient.shape[-1] if gradient.dim() else 0, gradient.dim() - 1
+        if size <= _SUMS or place == 0 or (place <= LAST_PLACE and size == self._graph.examples):
+            return gradient
+        generator = torch.Generator().manual_seed(size)
+        signs = torch.randint(2, (size, _SUMS), generator=generator).mul_(2).sub_(1)
+        return gradient @ signs.to(gradient)
+
+    def _explains(
+        self,
+        way: str,
+        order: Order,
+        shape: Sequence[int],
+        plain: torch.Tensor | None,
+        scaled: torch.Tensor | None,
+    ) -> bool:
         if plain is None or scaled is None:
             return True
-        layout = self._layouts.make(way, plain.shape, order)
+        layout = self._layouts.make(way, shape, order)
         if layout is None:
             return False
         expected = plain * layout.along(self._scales.to(plain), plain)

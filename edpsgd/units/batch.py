@@ -124,7 +124,10 @@ class Batch:
         received = self._gradients([node for node in nodes if node in stretches[0]], self._weights, is_last)
         for group, (begin, output), stretch in zip(groups, edges, stretches[1:], strict=True):
             for node in group:
-                self._gates[node] = recurrent.gate_gradients(served[node], received[node])
+                workspace = served[node].saved(recurrent.WORKSPACE)
+                self._gates[node] = recurrent.gate_gradients(served[node], received[node], workspace)
+                if is_last:
+                    self._graph.release(node)
             if begin is not None:
                 parts = [recurrent.input_gradient(served[node], self._gates[node]) for node in group]
                 gradient = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
@@ -149,7 +152,7 @@ class Batch:
             layer = LayerGradients(self._parameters[name], self._units.count, products)
             for use, layout in served:
                 if use.receiver not in at:
-                    made = {"gates": self._gates[use.receiver]} if use.receiver in self._gates else {}
+                    made = {"gates": self._gates.pop(use.receiver)} if use.receiver in self._gates else {}
                     at[use.receiver] = Received(received[use.receiver], layout, self._units, made)
                 if use.rule is not None and any(one is not None for one in received[use.receiver]):
                     use.rule(use, at[use.receiver], layer)

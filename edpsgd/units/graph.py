@@ -142,6 +142,15 @@ class Graph:
             results[edge.output_nr] = one
         return dict(received)
 
+    def release(self, node: Node) -> None:
+        """Lets go of what a node kept, without its own backward: it receives nothing, so that it does nothing."""
+        shape, kind = shapes(node)[0], saved(node, "_input_metadata")[0].dtype
+        handle = node.register_prehook(lambda gradients: (None,) * len(gradients))
+        below = next(GradientEdge(child, output) for child, output in node.next_functions if child is not None)
+        nothing = torch.zeros((), dtype=kind, device=saved(node, "_input_metadata")[0].device).expand(shape)
+        torch.autograd.grad(GradientEdge(node, 0), below, nothing, allow_unused=True)
+        handle.remove()
+
     def above(self, node: Node, most: int) -> list[Node]:
         """The nearest nodes that the node's result went into, directly or not."""
         found = [node]

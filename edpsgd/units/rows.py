@@ -15,6 +15,7 @@ from edpsgd.units.graph import MIXED, Order
 
 WAYS = ("major", "second", "third", "minor", "first steps", "packed")
 _DIMENSION = {"second": 1, "third": 2}
+LAST_PLACE = 2  # where the dimension of the examples may be
 Packing = tuple[int, ...]  # how many sequences have each step
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import Node
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from edpsgd.units import UnitGradients
 from edpsgd.units import recurrent as recurrent_rule
 from edpsgd.units import sums as unit_sums
-from edpsgd.units.graph import Graph
+from edpsgd.units.graph import Graph, saved
 from tests.unit_loop import Fast, check, trained
 
 WIDTH = 5
@@ -268,24 +269,46 @@ def test_layers_that_are_too_large_for_gradients_of_their_own(
 @pytest.mark.parametrize(("name", "layers"), [("LSTM, padded, both ways, 2 layers", 4), ("LSTM, way around it", 0)])
 def test_lstm_layers_are_gone_through_once(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, as their own backward makes gradients of the weights as well; but not where there is a way around."""
-    found = []
-    input_gradient = recurrent_rule.input_gradient
-    monkeypatch.setattr(
-        recurrent_rule, "input_gradient", lambda use, gates: found.append(use.node) or input_gradient(use, gates)
-    )
     model = made(name)
+    engine = UnitGradients(trained(model))
+    check(engine, model, model(Sequences(4, 3, 0)))
+    losses = model(Sequences(4, 3, 1))
+    nodes = lstm_layers(losses)
+    engine._batches = 2  # no check is due
+    monkeypatch.setattr(engine, "_seldom", 1 << 60)
+    run: list[bool] = []
+    for node in nodes:
+        node.register_hook(lambda below, _: run.append(below[0] is not None))
+    engine.backward(losses)
+    assert sum(run) == len(nodes) - layers
+    for node in nodes:
+        with pytest.raises(RuntimeError, match="already been freed"):
+            saved(node, "_saved_input")
+
+
+@pytest.mark.parametrize("is_garbage", [True, False])
+def test_gates_that_were_kept(is_garbage: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken, unless they are not what the weights make of the states."""
+    used: list[bool] = []
+    kept_gates = recurrent_rule._kept_gates
+
+    def spy(use: object, workspace: torch.Tensor, *states: torch.Tensor) -> torch.Tensor | None:
+        gates = kept_gates(use, torch.zeros_like(workspace) if is_garbage else workspace, *states)
+        used.append(gates is not None)
+        return gates
+
+    monkeypatch.setattr(recurrent_rule, "_kept_gates", spy)
+    model = made("LSTM, padded, both ways, 2 layers")
     losses = model(Sequences(4, 3, 0))
+    lstm_layers(losses)
+    with Fast():
+        check(UnitGradients(trained(model)), model, losses)
+    assert used
+    assert not any(used) if is_garbage else all(used)
+
+
+def lstm_layers(losses: torch.Tensor) -> list[Node]:
     nodes = [node for node in Graph(losses).nodes if node.name() == recurrent_rule.NAME]
     if not nodes:
         pytest.skip("torch does not run LSTM layers with oneDNN here")
-    engine = UnitGradients(trained(model))
-    check(engine, model, losses)
-    losses, found[:] = model(Sequences(4, 3, 1)), []
-    engine._batches = 2  # no check is due
-    monkeypatch.setattr(engine, "_seldom", 1 << 60)
-    run: list[int] = []
-    nodes = [node for node in Graph(losses).nodes if node.name() == recurrent_rule.NAME]
-    for node in nodes:
-        node.register_hook(lambda *_: run.append(1))
-    engine.backward(losses)
-    assert (len(found), len(run)) == (layers, len(nodes) - layers)
+    return nodes
