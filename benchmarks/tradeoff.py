@@ -294,7 +294,7 @@ def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
     """Table and frontier, as far as they were run."""
     table, curve = list(_rows(pieces)), _frontier(pieces)
     return {
-        "is_complete": _is_complete(table) and curve is not None,
+        "is_complete": _is_complete(table) and _is_whole(curve),
         "delta": DELTA,
         "micro_batches": MICRO_BATCHES,
         "layer_scaling": "raw",
@@ -307,6 +307,16 @@ def _is_complete(table: Sequence[dict[str, Any]]) -> bool:
     """Whether all rows are there and attacked, which comes after the search."""
     has_all = len(table) == len(PAPER) * (1 + len(DECAYS))
     return has_all and all(run["auc"] is not None for row in table for run in row["runs"])
+
+
+def _is_whole(curve: dict[str, Any] | None) -> bool:
+    """Whether all units were run, down to the least ε or to where nothing is learned."""
+    if curve is None or curve["plain"] is None:
+        return False
+    last = {
+        unit: [(one["target"], one["test_ser"]) for one in curve["points"] if one["unit"] == unit] for unit in UNITS
+    }
+    return all(points and (min(points)[0] == EPSILONS[0] or min(points)[1] > USELESS) for points in last.values())
 
 
 def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +45,7 @@ def page(found: dict[str, Any]) -> str:
     if about:
         plain = f"{about['plain']['test_ser']:.2f}" if about["plain"] else "not run"
         lines += ["", "## SER against ε", "", f"{_FRONTIER.format(**about)} Plain training: {plain}.", ""]
-        lines += _frontier(about)
+        lines += frontier_table(about)
     return "\n".join(lines) + "\n"
 
 
@@ -84,9 +85,20 @@ def _largest(costs: Sequence[dict[str, float]], prefix: str) -> str:
     return ", ".join(results.epsilon(max(cost[f"{prefix}{method}"] for cost in costs)) for method in ("zcdp", "exact"))
 
 
-def _frontier(about: dict[str, Any]) -> list[str]:
+def frontier_table(about: dict[str, Any]) -> list[str]:
+    """SER by units and ε."""
     units = {"1": "K = 1", "4": "K = 4", "16": "K = 16", "example": "single examples"}
     targets = sorted({point["target"] for point in about["points"]})
-    sers = {(point["unit"], point["target"]): f"{point['test_ser']:.2f}" for point in about["points"]}
+    sers = {(point["unit"], point["target"]): f"{point['test_ser']:.1f}" for point in about["points"]}
     rows = [(name, *(sers.get((unit, target), "–") for target in targets)) for unit, name in units.items()]
-    return results.table(("units", *(f"ε = {target:g}" for target in targets)), rows)
+    return results.table(("SER in %", *(f"ε = {_power(target)}" for target in targets)), rows)
+
+
+def _power(epsilon: float) -> str:
+    return f"{epsilon:g}" if epsilon < 1e4 else f"10^{math.log10(epsilon):g}"
+
+
+def readme_table(found: dict[str, Any]) -> str:
+    """The frontier, for the README."""
+    about = found["frontier"]
+    return "\n".join(frontier_table(about)) if about else "Not measured yet."

@@ -70,7 +70,8 @@ def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> dic
 
 
 def _train(settings: Mapping[str, object], folder: Path, workers: int) -> dict[str, Any]:
-    arguments, file = flags({**settings, "output": folder}), Path(f"{folder}.flags")
+    placed = {name: value.resolve() if isinstance(value, Path) else value for name, value in settings.items()}
+    arguments, file = flags({**placed, "output": folder.resolve()}), Path(f"{folder}.flags")
     if final(folder) is None or not file.exists() or json.loads(file.read_text(encoding="utf-8")) != arguments:
         shutil.rmtree(folder, ignore_errors=True)
         launcher = ["horovodrun", "-np", str(workers), "--gloo"] if workers > 1 else []

@@ -147,6 +147,15 @@ def test_a_training_with_other_settings_is_run_again(tmp_path, monkeypatch) -> N
     assert len(job.commands) == 2
 
 
+def test_a_folder_by_another_way_is_the_same(tmp_path, monkeypatch) -> None:
+    job = FakeJob(tmp_path / "run", [LAST, TEST])
+    monkeypatch.setattr(trainings.subprocess, "run", job)
+    monkeypatch.chdir(tmp_path)
+    for data, folder in ((Path("data"), Path("run")), (tmp_path / "here" / ".." / "data", tmp_path / "run")):
+        trainings.train({"data": data}, folder)
+    assert len(job.commands) == 1
+
+
 def test_a_line_that_is_half_written_does_not_count(tmp_path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(LAST) + "\n" + json.dumps(TEST)[:-3])
     assert trainings.final(tmp_path) is None

@@ -21,6 +21,7 @@ from benchmarks.tradeoff import (
     UNITS,
     Setting,
     Trainer,
+    _is_whole,
     epsilons,
     explore,
     figures,
@@ -204,6 +205,19 @@ def test_what_is_below_a_useless_point_of_the_frontier_is_not_run() -> None:
 
     one_unit("4", (1.0, 10.0, 100.0, 1000.0), point)
     assert asked == [("4", 1000.0), ("4", 100.0), ("4", 10.0)]
+
+
+def test_when_the_frontier_is_whole() -> None:
+    def curve(least: dict[str, tuple[float, float]]) -> dict:
+        points = [{"unit": unit, "target": target, "test_ser": ser} for unit, (target, ser) in least.items()]
+        return {"plain": {"test_ser": 8.0}, "points": points}
+
+    ends = {"1": (1e3, 95.5), "4": (1e2, 96.0), "16": (10.0, 97.0), "example": (1.0, 50.0)}
+    assert _is_whole(curve(ends))
+    assert not _is_whole(None)
+    assert not _is_whole({**curve(ends), "plain": None})
+    assert not _is_whole(curve({**ends, "16": (10.0, 94.0)}))
+    assert not _is_whole(curve({unit: end for unit, end in ends.items() if unit != "4"}))
 
 
 @pytest.mark.parametrize(("model", "task"), [*recipes.RECIPES, *REDUCED.pairs])
