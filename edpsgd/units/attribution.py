@@ -124,16 +124,7 @@ class Attribution:
         """
         if node not in self._plain:
             self._probe(node)
-        found = [
-            frozenset(
-                way
-                for way in WAYS
-                if self._explains(
-                    way, order, shapes(node)[output], self._plain[node][output], self._scaled[node][output]
-                )
-            )
-            for output in sorted(self._graph.used[node])
-        ]
+        found = [self._explaining(node, output, order) for output in sorted(self._graph.used[node])]
         return found[0] if all(found) else frozenset()
 
     def _probe(self, node: Node) -> None:
@@ -151,17 +142,16 @@ class Attribution:
         size, place = gradient.shape[-1] if gradient.dim() else 0, gradient.dim() - 1
         if size <= _SUMS or place == 0 or (place <= LAST_PLACE and size == self._graph.examples):
             return gradient
-        generator = torch.Generator().manual_seed(size)
-        signs = torch.randint(2, (size, _SUMS), generator=generator).mul_(2).sub_(1)
-        return gradient @ signs.to(gradient)
+        generator = torch.Generator().manual_seed(self._knowledge.looks)
+        return gradient @ torch.randn((size, _SUMS), generator=generator).to(gradient)
+
+    def _explaining(self, node: Node, output: int, order: Order) -> frozenset[str]:
+        """The ways that explain the change of one result's gradient."""
+        shape, pair = shapes(node)[output], (self._plain[node][output], self._scaled[node][output])
+        return frozenset(way for way in WAYS if self._explains(way, order, shape, *pair))
 
     def _explains(
-        self,
-        way: str,
-        order: Order,
-        shape: Sequence[int],
-        plain: torch.Tensor | None,
-        scaled: torch.Tensor | None,
+        self, way: str, order: Order, shape: Sequence[int], plain: torch.Tensor | None, scaled: torch.Tensor | None
     ) -> bool:
         if plain is None or scaled is None:
             return True

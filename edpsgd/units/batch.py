@@ -108,9 +108,9 @@ class Batch:
         return self._graph.gradients(self._losses, weights.to(self._losses), nodes, is_last)
 
     def _around_layers(self, nodes: Sequence[Node], is_last: bool) -> dict[Node, Gradients]:
-        """The same, but LSTM layers of one operation are gone through by hand, if nothing else leads around them.
+        """The same, but LSTM layers of one operation are gone through by hand, if there is no way around them.
 
-        Their own backward would make the sum of all gradients of the weights, too, for which there is no use.
+        Their own backward would also make the plain sum of the weights' gradients, for which there is no use.
         """
         served = {use.node: use for found in self._served.values() for use, _ in found}
         layers = [node for node in self._graph.nodes if node in served and recurrent.is_by_hand(node)]
@@ -119,7 +119,7 @@ class Batch:
         begins = [self._graph.root[0], *(begin for begin, _ in edges)]
         stretches = [set() if begin is None else {begin} | self._graph.below(begin, layers) for begin in begins]
         passed = [node for stretch in stretches for node in stretch - set(self._graph.leaves.values())]
-        if len(passed) > len(set(passed)):
+        if len(passed) > len(set(passed)) or not set(nodes) <= set(passed):
             return self._gradients(nodes, self._weights, is_last)
         received = self._gradients([node for node in nodes if node in stretches[0]], self._weights, is_last)
         for group, (begin, output), stretch in zip(groups, edges, stretches[1:], strict=True):

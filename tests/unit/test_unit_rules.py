@@ -187,6 +187,9 @@ ZOO: dict[str, Callable[[], Model]] = {
     ),
     "LSTM, padded, no bias": lambda: Model(padded, **recurrent(nn.LSTM, batch_first=True, bias=False)),
     "LSTM, padded, 2 layers": lambda: Model(padded, **recurrent(nn.LSTM, num_layers=2, batch_first=True)),
+    "LSTM, of the data": lambda: Model(
+        lambda m, d: total(m.part(d.x)[0] * d.mask.unsqueeze(2)), **recurrent(nn.LSTM, False, batch_first=True)
+    ),
     "LSTM, way around it": lambda: Model(around, **recurrent(nn.LSTM, batch_first=True, bidirectional=True)),
     "LSTM, time first": lambda: Model(time_first, **recurrent(nn.LSTM, bidirectional=True)),
     "GRU, packed, both ways, 2 layers": lambda: Model(
@@ -266,7 +269,10 @@ def test_layers_that_are_too_large_for_gradients_of_their_own(
         check(engine, model, model(Sequences(5, 4, 2)), torch.tensor([3, 0, 3, 2, 3]), 5)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("LSTM, padded, both ways, 2 layers", 4), ("LSTM, way around it", 0)])
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("LSTM, padded, both ways, 2 layers", 4), ("LSTM, of the data", 1), ("LSTM, way around it", 0)],
+)
 def test_lstm_layers_are_gone_through_once(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, as their own backward makes gradients of the weights as well; but not where there is a way around."""
     model = made(name)
