@@ -5,6 +5,7 @@ Section numbers are those of privacy.md. A card holds settings and numbers, neve
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -152,6 +153,7 @@ def make(
     numbers, statements = _checked_metrics(metrics or {}), _checked_statements(not_covered)
     bounds = ledger.report(delta).bounds
     bound, run = bounds[0], dict(ledger.runs[-1]) if ledger.runs else {}
+    runs = _settled(ledger.runs)
     released = [e for e in ledger.events if e.steps and e.noise_multiplier is not None]
     gradients = [e for e in released if e.kind == "gradients"]
     fields = {
@@ -166,9 +168,9 @@ def make(
         "schedule": _schedule(released),
         "epochs": len({e.epoch for e in gradients if e.epoch is not None}),
         "steps": sum(e.steps for e in gradients),
-        "runs": len(ledger.runs),
+        "runs": len(runs),
         "settings": {key: value for key, value in run.items() if key != "id"},
-        "differences": _differences(ledger.runs),
+        "differences": _differences(runs),
         "not_covered": list(dict.fromkeys([*statements, *_not_covered(ledger.runs, released, bool(numbers))])),
         "metrics": numbers,
         "versions": _versions(),
@@ -242,6 +244,16 @@ def _unit(run: Mapping[str, Any]) -> str:
     if run.get("unit") == "user":
         return "One user: all examples of one person, however many."
     return "One example, in language data one utterance."
+
+
+def _settled(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without what was written down of a run before something was added to it, and nothing else changed."""
+    return [one for one, then in itertools.pairwise([*runs, {}]) if not _is_completed(one, then)]
+
+
+def _is_completed(one: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    is_same_run = then.get("id") == f"{one.get('id')}, changed"
+    return is_same_run and all(then.get(name) == value for name, value in one.items() if name != "id")
 
 
 def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -274,6 +274,15 @@ def test_equal_runs_have_no_differences_and_one_run_no_section() -> None:
     assert "## Runs" not in text_of({})
 
 
+def test_what_a_run_writes_down_later_makes_it_no_second_run() -> None:
+    ledger = ledger_of(RUN)
+    ledger.note_change({"one_pass": True})
+    made = card.make(ledger, 1e-5)
+    assert (made.runs, made.differences, made.settings["one_pass"]) == (1, {}, True)
+    ledger.note_change({"clip_norm": 0.5})
+    assert card.make(ledger, 1e-5).differences == {"clip_norm": [0.75, 0.5]}
+
+
 def test_infinite_epsilon_and_metrics_are_valid_json() -> None:
     metrics = {"SER": 0.25, "loss": float("nan"), "a|b<c": 3}
     made = card.make(ledger_of(RUN, z=0.0), 1e-5, metrics)
