@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import unicodedata
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,9 @@ class CLC(IntentSlotModel):
         lengths = batch["lengths"]  # on the CPU
         is_sorted = bool((lengths[1:] <= lengths[:-1]).all())  # then nothing is sent to the device to sort there
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=is_sorted)
-        outputs, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])
+        with torch.backends.cudnn.flags(enabled=False) if self.keeps_apart else nullcontext():  # cuDNN hides the steps
+            states = self.lstm(packed)[0]
+        outputs, _ = pad_packed_sequence(states, batch_first=True, total_length=inputs.shape[1])
         hidden = outputs.masked_fill(~batch["mask"].unsqueeze(2), -torch.inf)
         return outputs, hidden.max(dim=1).values
 
