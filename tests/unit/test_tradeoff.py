@@ -216,7 +216,7 @@ def test_when_the_frontier_is_whole() -> None:
     assert _is_whole(curve(ends))
     assert not _is_whole(None)
     assert not _is_whole({**curve(ends), "plain": None})
-    assert not _is_whole(curve({**ends, "16": (10.0, 94.0)}))
+    assert not _is_whole(curve({**ends, "16": (10.0, 89.0)}))
     assert not _is_whole(curve({unit: end for unit, end in ends.items() if unit != "4"}))
 
 
