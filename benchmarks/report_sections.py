@@ -135,7 +135,9 @@ def more_workers(found: Found) -> Iterator[Block]:
 def step_time(found: Found) -> Iterator[Block]:
     """Single steps, and where their time goes."""
     yield Table(
-        "Time of a training step and memory at its peak: median, in brackets the quartiles.",
+        "Time of a training step and memory at its peak: median, in brackets the quartiles. With checks: the gradients "
+        "of units are compared with autograd in one step of many."
+        + ("" if found.get("is_complete", True) else " Not complete: rows are missing."),
         [(row, name, one) for row in found["rows"] for name, one in row["contenders"].items()],
         {
             "model": lambda row: place(row[0]),

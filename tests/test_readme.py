@@ -52,6 +52,30 @@ def test_the_figure_to_reach() -> None:
         assert contenders["edp"]["ratio"] <= 1.10
 
 
+def test_the_figures_to_reach_in_a_step() -> None:
+    """Single examples, and groups of them, take at most 1.3 (BERT) or 1.6 (CLC) times SGD's step, checks included."""
+    rows = [row for row in load("step_time")["rows"] if not row["is_peer"]]
+    assert rows
+    for row in rows:
+        for name in ("groups", "example"):
+            found = row["contenders"][name]
+            assert found["ratio_with_checks"] <= {"bert": 1.3, "clc": 1.6}[row["kind"]]
+            assert found["memory_ratio"] <= 1.5
+
+
+def test_where_to_set_the_dial() -> None:
+    """Single examples are best at every ε, and four times as many micro-batches need a tenth of it."""
+    found = load("tradeoff")["frontier"]
+    sers = {(point["unit"], point["target"]): point["test_ser"] for point in found["points"]}
+    assert all(sers["example", target] <= ser for (_, target), ser in sers.items())
+    for (unit, target), ser in sers.items():
+        finer = ({"1": "4", "4": "16"}.get(unit), target / 10)
+        assert finer not in sers or abs(sers[finer] / ser - 1) < 0.2
+    plain = found["plain"]["test_ser"]
+    assert sers["1", 1e6] < 1.5 * plain < 2 * plain < sers["1", 1e5]
+    assert all(ser > 70 for (unit, target), ser in sers.items() if target <= 10 and unit != "example")
+
+
 def test_the_report_is_that_of_the_results() -> None:
     """Its text; plots depend on the machine's fonts."""
     built = report.build(report.collect(RESULTS))
