@@ -64,10 +64,10 @@ def test_the_figures_to_reach_in_a_step() -> None:
 
 
 def test_where_to_set_the_dial() -> None:
-    """Single examples are best at every ε, and four times as many micro-batches need a tenth of it."""
+    """Single examples are best at every ε up to 10^5, and four times as many micro-batches need a tenth of it."""
     found = load("tradeoff")["frontier"]
     sers = {(point["unit"], point["target"]): point["test_ser"] for point in found["points"]}
-    assert all(sers["example", target] <= ser for (_, target), ser in sers.items())
+    assert all(sers["example", target] <= ser for (_, target), ser in sers.items() if target <= 1e5)
     for (unit, target), ser in sers.items():
         finer = ({"1": "4", "4": "16"}.get(unit), target / 10)
         assert finer not in sers or abs(sers[finer] / ser - 1) < 0.2
