@@ -1,4 +1,4 @@
-"""Writes the tables of the two READMEs from the results: `python -m benchmarks.readme`."""
+"""Writes the tables of the READMEs from the results: `python -m benchmarks.readme`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "epoch_time": _of("epoch_time", epoch_time.readme_table),
         "frontier": _of("tradeoff", tradeoff_page.readme_table),
         "recipes": _of("recipes", recipes.readme_table),
-        "utility": _of("utility", utility.readme_table),
+    },
+    HERE.parent / "tasks/README.md": {"utility": _of("utility", utility.readme_table)},
+    HERE.parent / "mia/README.md": {
         "membership": _of("membership", membership.readme_table),
         "memorization": _of("memorization", memorization.readme_table),
     },

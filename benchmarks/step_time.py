@@ -267,9 +267,10 @@ def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
 
 
 def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """All rows, as they are."""
+    """All rows, as they are, in the order of the jobs."""
     missing = [name for name in jobs(SHAPES) if name not in pieces]
-    return {"is_complete": not missing, "missing": missing, "names": NAMES, "rows": list(pieces.values())}
+    rows = [pieces[name] for name in jobs(SHAPES) if name in pieces]
+    return {"is_complete": not missing, "missing": missing, "names": NAMES, "rows": rows}
 
 
 def measured(job: dict[str, Any], rounds: int, has_memory: bool = True) -> dict[str, Any]:

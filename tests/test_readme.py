@@ -1,4 +1,4 @@
-"""What the README says: its figures come from the results, its script runs."""
+"""What the READMEs say: figures come from the results, scripts run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tasks.synthetic_users import main as make_users
 from tests.test_launchers import command, environment
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README, OF_ATTACKS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "mia/README.md"))
 
 
 def test_the_tables_are_those_of_the_results() -> None:
@@ -54,9 +54,9 @@ def test_the_figure_to_reach() -> None:
 
 def test_the_figures_to_reach_in_a_step() -> None:
     """Single examples, and groups of them, take at most 1.3 (BERT) or 1.6 (CLC) times SGD's step, checks included."""
-    rows = [row for row in load("step_time")["rows"] if not row["is_peer"]]
-    assert rows
-    for row in rows:
+    results = load("step_time")
+    assert results["is_complete"]
+    for row in (row for row in results["rows"] if not row["is_peer"]):
         for name in ("groups", "example"):
             found = row["contenders"][name]
             assert found["ratio_with_checks"] <= {"bert": 1.3, "clc": 1.6}[row["kind"]]
@@ -151,7 +151,7 @@ def test_what_attackers_learn() -> None:
         noisiest = max((row for row in ours if row["private"] == "edp"), key=noise)
         assert noisiest["auc"]["value"] < plain
         costs.append(round(100 * (sers[noisiest["name"]] / sers[f"{task}-{model}-random-0"] - 1)))
-    assert f"their SER is {min(costs)} to {max(costs)} % above plain training's" in README
+    assert f"their SER is {min(costs)} to {max(costs)} % above plain training's" in OF_ATTACKS
 
 
 def test_what_is_memorised() -> None:
@@ -266,7 +266,7 @@ def test_the_example_with_users_runs(capsys) -> None:
 
 def test_the_commands_with_users_run(tmp_path, capsys) -> None:
     """As printed, but for the folder."""
-    found = re.search(r"```\n(python -m tasks.synthetic_users.*?)```", README, re.DOTALL)
+    found = re.search(r"```\n(python -m tasks.synthetic_users.*?)```", OF_ATTACKS, re.DOTALL)
     assert found is not None
     lines = [shlex.split(line) for line in found[1].replace("runs/", f"{tmp_path}/runs/").splitlines()]
     make_users(lines[0][3:])
