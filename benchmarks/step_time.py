@@ -248,10 +248,33 @@ def page(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _title(row: dict[str, Any]) -> str:
+def readme_table(found: dict[str, Any]) -> str:
+    """Ratios over SGD from the lowest to the highest of a model's rows, checks included, and the most memory."""
+    models: dict[str, list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        models.setdefault(_name(row), []).append(row["contenders"])
+    names = ("groups", "example", "loop", "opacus_hooks", "opacus_ghost")
+    body = [
+        (model, *(_range([one[name] for one in rows if name in one]) for name in names))
+        for model, rows in models.items()
+    ]
+    return "\n".join(results.table(("a step over SGD's (memory)", *(NAMES[name] for name in names)), body))
+
+
+def _range(found: Sequence[dict[str, Any]]) -> str:
+    if not found:
+        return "–"
+    ratios = [one["ratio_with_checks"] or one["ratio_to_sgd"][1] for one in found]
+    return f"{min(ratios):.2f} to {max(ratios):.2f} ({max(one['memory_ratio'] for one in found):.2f})"
+
+
+def _name(row: dict[str, Any]) -> str:
     variant = {"bert": "BERT without CRF", "clc": "BiLSTM without CRF and characters"}
-    name = (variant if row["is_peer"] else KINDS)[row["kind"]]
-    return f"{name}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens']} tokens, batch {row['size']}"
+    return (variant if row["is_peer"] else KINDS)[row["kind"]]
+
+
+def _title(row: dict[str, Any]) -> str:
+    return f"{_name(row)}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens']} tokens, batch {row['size']}"
 
 
 def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
