@@ -87,10 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     examples = PART if flags.reduced else flags.examples
     torch.set_num_threads(1)
+    start = time.monotonic()
     found: dict[str, Any] = {"machine": machine(), "examples": examples, "rows": []}
     for model, slots in itertools.product(("clc", "bert"), SLOTS):
         found["rows"].append(measure(model, slots, examples))
         print(found["rows"][-1], flush=True)
+    found["minutes"] = (time.monotonic() - start) / 60
     results.save(flags.out, "attack_cost", found, page(found))
 
 

@@ -117,12 +117,13 @@ def _child(launcher: Sequence[str], *arguments: str) -> dict[str, Any]:
 
 def measure(examples: int, sizes: Sequence[int]) -> dict[str, Any]:
     """All of it."""
+    start = time.monotonic()
     found: dict[str, Any] = {"machine": machine(), "examples": examples, "workers": 2}
     for model in ("clc", "bert"):
         memory = [_child([], "--memory", model, "--examples", str(size)) for size in sizes]
         epoch = _child(["horovodrun", "-np", "2", "--gloo"], "--epoch", model, "--examples", str(examples))
         found[model] = {"epoch": epoch, "memory": memory}
-    return found
+    return {**found, "minutes": (time.monotonic() - start) / 60}
 
 
 def page(found: dict[str, Any]) -> str:

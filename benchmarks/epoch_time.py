@@ -5,8 +5,8 @@
 Two Horovod workers with one thread each, 32 utterances per worker and step, real and generated corpora. All contenders
 of a model live in one process and take turns on every batch of the epoch, so that a slow moment of the machine hits
 them alike. Slow contenders make some steps only, spread over the epoch, and their epoch is extrapolated; so are the
-epochs over a hundred thousand and a million utterances, and those of peers. A row that is in the file of figures is not
-measured again.
+epochs over a million utterances, and those of peers. The epoch over a hundred thousand is measured in parts: until all
+of them are there, it is extrapolated too. What is in the file of figures is not measured again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from tasks.examples import Examples
 from tasks.planning import make_batches
 
 BATCH, WORKERS, WARM_UP, SLOW_STEPS = 32, 2, 3, 6
-MANY, SAMPLE = 100_000, 120  # utterances of which steps are a sample, and their number
+MANY, PARTS = 100_000, 4  # utterances whose epoch is measured in parts
+PART_WARM_UP, SAMPLE = 8, 120  # no part is the first of a training; of single examples, some steps of the epoch
+PEER_STEPS = 12
 Times = dict[tuple[int, int], float]  # by pass and step
 MODELS = {"clc": "CLC", "bert": "BERT"}
 OURS = ("sgd", "edp", "groups", "example", "loop")
@@ -96,18 +98,22 @@ def measure(model: str, task: str, examples: int, data: str | None, folder: Path
     return {"times": _times, "memory": _memory, "parts": _parts}[what](model, epoch, folder, **job)
 
 
-def _times(model: str, epoch: Epoch, folder: Path, is_peer: bool, passes: int, most: int) -> dict[str, Any]:
+def _times(
+    model: str, epoch: Epoch, folder: Path, is_peer: bool, passes: int, most: int | None, part: int, parts: int
+) -> dict[str, Any]:
     """Seconds of every step that a contender made."""
     names = PEERS if is_peer else OURS
     contenders = {name: make(name, model, is_peer, epoch.sizes, BATCH, folder) for name in names}
-    for number in range(WARM_UP):
+    for number in range(WARM_UP if parts == 1 else PART_WARM_UP):
         take_turns(contenders, number, *epoch.batch(number % epoch.steps), names)
-    steps = spread(epoch.steps, most)
-    slow = {steps[i] for i in spread(len(steps), SLOW_STEPS)}
+    steps = spread(epoch.steps, most or epoch.steps)
+    steps = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
+    seldom = {**dict.fromkeys(SLOW, SLOW_STEPS), **({"example": SAMPLE} if parts > 1 else {})}
+    few = {name: {steps[i] for i in spread(len(steps), math.ceil(n / parts))} for name, n in seldom.items()}
     times: dict[str, Times] = {name: {} for name in names}
     for turn in range(passes):
         for number, step in enumerate(steps):
-            chosen = [name for name in names if name not in SLOW or (step in slow and turn == 0)]
+            chosen = [name for name in names if name not in few or (step in few[name] and turn == 0)]
             batch = epoch.batch(step, turn, is_single="loop" in chosen)
             for name, seconds in take_turns(contenders, number, *batch, chosen).items():
                 times[name][turn, step] = seconds
@@ -218,11 +224,30 @@ def _epoch(one: dict[str, Any], steps: int) -> tuple[float, float]:
     return steps * seconds, seconds / statistics.fmean(plain)
 
 
+def whole_epochs(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Puts parts of one epoch together; each is a portion of it."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for piece in pieces:
+        rows.setdefault(json.dumps(piece["about"]), []).append(piece)
+    return [_joined(parts) if len(parts) > 1 else parts[0] for parts in rows.values()]
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    times = {}
+    for name in parts[0]["times"]:
+        own = [part["times"][name] for part in parts]
+        seconds, ratios = zip(*(_epoch(one, 1) for one in own), strict=True)
+        steps = sum(one["steps"] for one in own)
+        times[name] = {"steps": steps, "passes": 1, "step_seconds": list(seconds), "ratios": list(ratios)}
+    return {**parts[0], "times": times}
+
+
 def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Tables and cost model, as far as they are measured."""
-    rows = [summarise(**piece["about"], found=piece) for piece in pieces.values() if "times" in piece]
-    for piece in pieces.values():
-        if "times" in piece and piece["utterances"] == MANY:
+    timed = whole_epochs([piece for piece in pieces.values() if "times" in piece])
+    rows = [summarise(**piece["about"], found=piece) for piece in timed]
+    for piece in timed:
+        if piece["utterances"] == MANY:
             million = {**piece["about"], "corpus": _power(10 * MANY)}
             steps = math.ceil(10 * MANY / (BATCH * WORKERS))
             rows.append({**summarise(**million, found=piece, steps=steps), "utterances": 10 * MANY})
@@ -231,7 +256,10 @@ def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for one in memory:
         one["ratio"] = one["peak_mib"] / plain.get((one["model"], one["is_peer"]), one["peak_mib"])
     parts = {model: _of_workers(pieces, model) for model in MODELS}
+    missing = [name for name in jobs(Path(), is_reduced=False) if name not in pieces]
     return {
+        "is_complete": not missing,
+        "missing": missing,
         "seed": 0,
         "workers": WORKERS,
         "batch": BATCH,
@@ -258,6 +286,8 @@ def _power(number: int) -> str:
 def page(found: dict[str, Any]) -> str:
     """The figures, to read."""
     lines = ["# Time of an epoch", "", results.made(found), "", _ABOUT, ""]
+    if found["missing"]:
+        lines += [f"Not complete, not measured: {'; '.join(found['missing'])}.", ""]
     lines += epoch_table([row for row in found["rows"] if not row["is_peer"]])
     peers = [row for row in found["rows"] if row["is_peer"]]
     if peers:
@@ -294,10 +324,11 @@ _ABOUT = (
     f"{WORKERS} Horovod workers, one thread each, {BATCH} utterances per worker and step, Adam, ledger on disk; of the "
     "real corpora the 45 % that are for training. Assembling batches is not in the times. Seconds of an epoch, and in "
     "brackets how many times those of SGD, with the lowest and the highest: of ATIS the median of three passes, else "
-    "one pass and its thirds. ~: extrapolated from so many steps, spread over the epoch. The checks of the first "
-    "batches, which single examples and micro-batches in one pass need, are in the figures, also where few steps "
-    "were made. The paper's are from eight GPUs. CLC and BERT have the sizes of the paper, word vectors are learned, "
-    "both end in a CRF. Memory is that of a process with Python, libraries and data."
+    "one pass and its thirds, or its parts where it was measured in several, each a process of its own. ~: "
+    "extrapolated from so many steps. The checks of the first batches, which single examples and micro-batches in one "
+    "pass need, are in the figures, but not in those of parts. The paper's are from eight GPUs. CLC and BERT have the "
+    "sizes of the paper, word vectors are learned, both end in a CRF. Memory is that of a process with Python, "
+    "libraries and data."
 )
 _ABOUT_PEERS = (
     "SGD and ours train torch's LSTM, so that Opacus's figures for CLC hold the cost of its own. Opacus knows no "
@@ -359,10 +390,12 @@ def jobs(data: Path | None, is_reduced: bool) -> dict[str, tuple[dict[str, Any],
             where = {"model": model, "task": task, "examples": max(1, size), "data": folder}
             for is_peer in (False, True) if name == corpora[0][3] and not is_reduced else (False,):
                 passes = 3 if task == "atis" and not is_peer else 1
-                most = SAMPLE // 10 if is_peer else SAMPLE if size == MANY else 10**9
-                job = {**where, "what": "times", "is_peer": is_peer, "passes": passes, "most": most}
+                most, parts = PEER_STEPS if is_peer else None, PARTS if size == MANY else 1
+                job = {**where, "what": "times", "is_peer": is_peer, "passes": passes, "most": most, "parts": parts}
                 about = {"model": model, "corpus": name, "is_peer": is_peer}
-                found[f"{model}, {name}{', peers' if is_peer else ''}"] = job, WORKERS, about
+                for part in range(parts):
+                    which = ", peers" if is_peer else f", part {part + 1} of {parts}" if parts > 1 else ""
+                    found[f"{model}, {name}{which}"] = {**job, "part": part}, WORKERS, about
         if model == "clc" or not is_reduced:
             where = {"model": model, "task": "generated", "examples": min(sizes), "data": None}
             found |= _other_jobs(model, where, is_reduced)

@@ -50,6 +50,7 @@ def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> dict[str, 
 
 def measure(suffixes: int) -> dict[str, Any]:
     """Both cases, and the memory."""
+    start = time.monotonic()
     torch.manual_seed(0)
     model = LanguageModel(WORDS)
     canary = make(WORDS, [Configuration(0.0, 0.0)], per_configuration=1, seed=0)[0]
@@ -67,6 +68,7 @@ def measure(suffixes: int) -> dict[str, Any]:
         "grown": grown,
         "unseen": unseen,
         "learned": one_rank(model, canary, drawn),
+        "minutes": (time.monotonic() - start) / 60,
     }
 
 

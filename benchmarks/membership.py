@@ -8,6 +8,7 @@ another corpus.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -185,7 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default="data", metavar="DIR", help="the folder of the corpora")
     parser.add_argument("--output", type=Path, default=Path("runs/membership"), metavar="DIR", help="for new models")
     flags = parser.parse_args(arguments)
+    start = time.monotonic()
     found = {"machine": machine(), "by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
+    found["minutes"] = (time.monotonic() - start) / 60
     results.save(flags.out, "membership", found, page(found))
 
 

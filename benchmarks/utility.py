@@ -190,7 +190,8 @@ def collect(runs: Path) -> dict[str, Any]:
             kept = {name: trainings.NAMED.get(value, value) for name, value in kept.items()}
             data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
             found.append({"name": folder.name, "settings": kept, "metrics": metrics, "data": data})
-    return {"machine": machine(), "workers": WORKERS, "runs": found}
+    minutes = sum(one["metrics"]["seconds"] for one in found) / 60
+    return {"machine": machine(), "minutes": minutes, "workers": WORKERS, "runs": found}
 
 
 def page(found: dict[str, Any]) -> str:

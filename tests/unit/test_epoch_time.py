@@ -65,6 +65,20 @@ def test_a_million_utterances_follow_from_a_tenth_and_say_so() -> None:
     assert "~1563.0 s" in page({**found, "command": "c", "minutes": 1.0, "machine": {"processor": "p", "cores": 2}})
 
 
+def test_parts_make_a_whole_epoch() -> None:
+    """Two steps of one second and two of three; single examples took twice as long in the second part."""
+    parts = {
+        str(seconds): piece({"sgd": steps([seconds] * 2), "example": {(0, 1): double * seconds}}, 4, corpus="many")
+        for seconds, double in ((1.0, 1), (3.0, 2))
+    }
+    [row] = figures(parts)["rows"]
+    sgd, example = row["contenders"]["sgd"], row["contenders"]["example"]
+    assert (sgd["seconds"], sgd["spread"], sgd["is_extrapolated"]) == (8.0, [4.0, 12.0], False)
+    assert (example["ratio"], example["ratio_spread"], example["measured_steps"]) == (7 / 4, [1.0, 2.0], 2)
+    [row] = figures({"first": parts["1.0"]})["rows"]  # the rest is not there yet
+    assert (row["contenders"]["sgd"]["seconds"], row["contenders"]["sgd"]["is_extrapolated"]) == (4.0, True)
+
+
 @pytest.mark.parametrize(("number", "most"), [(1, 5), (7, 3), (100, 6), (5, 5)])
 def test_steps_are_spread_evenly(number, most) -> None:
     found = spread(number, most)
