@@ -287,7 +287,7 @@ def page(found: dict[str, Any]) -> str:
     """The figures, to read."""
     lines = ["# Time of an epoch", "", results.made(found), "", _ABOUT, ""]
     if found["missing"]:
-        lines += [f"Not complete, not measured: {'; '.join(found['missing'])}.", ""]
+        lines += [f"Not complete, not measured with this code: {'; '.join(found['missing'])}.", ""]
     lines += epoch_table([row for row in found["rows"] if not row["is_peer"]])
     peers = [row for row in found["rows"] if row["is_peer"]]
     if peers:

@@ -33,13 +33,14 @@ def epoch_time(found: Found) -> Iterator[Block]:
     about = f"{found['workers']} workers, {found['batch']} utterances per worker and step"
     yield Plots(
         f"Time of an epoch over that of plain training, {about}. Filled marks were measured here, with the spread over "
-        "repetitions, or over the thirds of one; hollow ones are the paper's. * is a model that was changed until the "
+        "repetitions, or over the parts of one; hollow ones are the paper's. * is a model that was changed until the "
         "peers accept it.",
         plots.multipliers(found),
     )
     yield Table(
         f"Table 2. Time of an epoch over that of plain training, {about}: in brackets the spread over "
-        "repetitions, or over the thirds of one; ≈ is extrapolated from some of the steps.",
+        "repetitions, or over the parts of one; ≈ is extrapolated from some of the steps."
+        + ("" if found.get("is_complete", True) else f" Not measured with this code: {'; '.join(found['missing'])}."),
         rows,
         {
             "model, corpus": place,
@@ -51,7 +52,7 @@ def epoch_time(found: Found) -> Iterator[Block]:
         },
     )
     yield Table(
-        "Epochs in seconds, with the spread over repetitions, or over the thirds of one.",
+        "Epochs in seconds, with the spread over repetitions, or over the parts of one.",
         [(row, names[name], one) for row in found["rows"] for name, one in row["contenders"].items()],
         {
             "model, corpus": lambda row: place(row[0]),
