@@ -224,11 +224,12 @@ def _epoch(one: dict[str, Any], steps: int) -> tuple[float, float]:
     return steps * seconds, seconds / statistics.fmean(plain)
 
 
-def whole_epochs(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts parts of one epoch together; each is a portion of it."""
+def whole_epochs(pieces: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Puts parts of one epoch together; each is a portion of it. They take the place of a sample of its steps."""
     rows: dict[str, list[dict[str, Any]]] = {}
-    for piece in pieces:
-        rows.setdefault(json.dumps(piece["about"]), []).append(piece)
+    for name, piece in pieces.items():
+        if not any(other.startswith(f"{name}, part ") for other in pieces):
+            rows.setdefault(json.dumps(piece["about"]), []).append(piece)
     return [_joined(parts) if len(parts) > 1 else parts[0] for parts in rows.values()]
 
 
@@ -244,7 +245,7 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Tables and cost model, as far as they are measured."""
-    timed = whole_epochs([piece for piece in pieces.values() if "times" in piece])
+    timed = whole_epochs({name: piece for name, piece in pieces.items() if "times" in piece})
     rows = [summarise(**piece["about"], found=piece) for piece in timed]
     for piece in timed:
         if piece["utterances"] == MANY:

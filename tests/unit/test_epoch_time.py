@@ -68,14 +68,18 @@ def test_a_million_utterances_follow_from_a_tenth_and_say_so() -> None:
 def test_parts_make_a_whole_epoch() -> None:
     """Two steps of one second and two of three; single examples took twice as long in the second part."""
     parts = {
-        str(seconds): piece({"sgd": steps([seconds] * 2), "example": {(0, 1): double * seconds}}, 4, corpus="many")
+        f"many, part {seconds}": piece(
+            {"sgd": steps([seconds] * 2), "example": {(0, 1): double * seconds}}, 4, corpus="many"
+        )
         for seconds, double in ((1.0, 1), (3.0, 2))
     }
     [row] = figures(parts)["rows"]
     sgd, example = row["contenders"]["sgd"], row["contenders"]["example"]
     assert (sgd["seconds"], sgd["spread"], sgd["is_extrapolated"]) == (8.0, [4.0, 12.0], False)
     assert (example["ratio"], example["ratio_spread"], example["measured_steps"]) == (7 / 4, [1.0, 2.0], 2)
-    [row] = figures({"first": parts["1.0"]})["rows"]  # the rest is not there yet
+    sample = piece({"sgd": steps([9.0] * 3), "example": steps([9.0])}, 4, corpus="many")
+    assert figures({"many": sample, **parts})["rows"] == [row]
+    [row] = figures({"first": parts["many, part 1.0"]})["rows"]  # the rest is not there yet
     assert (row["contenders"]["sgd"]["seconds"], row["contenders"]["sgd"]["is_extrapolated"]) == (4.0, True)
 
 
