@@ -36,7 +36,8 @@ from edpsgd.noise import parse_decay
 from mia.candidates import open_run
 
 MICRO_BATCHES = 8  # the paper's GPUs
-CLIP_NORMS = (0.1,)  # of the paper's, beside 1: Adam undoes a common factor, so larger ones only clip less
+SMALL_CLIP, LARGE_CLIP = 0.1, 5.0  # the ends of the paper's clip norms, beside 1
+CLIPPED = 0.9  # a share of micro-batches: where more are clipped, a smaller norm is a common factor, which Adam undoes
 TAUS = {
     "linear": (0.02, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7, 0.9),
     "exponential": (0.01, 0.02, 0.05, 0.08, 0.1, 0.2, 0.35, 0.5),
@@ -215,8 +216,9 @@ def epsilons(setting: Setting, share: float) -> dict[str, float]:
 def explore(model: str, task: str, train: Callable[[Setting], Piece]) -> dict[str, Setting]:
     """Goes through the paper's grid, one setting after the other; what was chosen for each row.
 
-    First the largest z0 without decay, then whether another clip norm bears the next larger one, then for both decays
-    the smallest τ, that is the most noise, at which the next larger z0 is borne. Validation data decide.
+    First the largest z0 without decay. One that is not borne with a clip norm of 1 is tried with a larger norm if
+    nearly all micro-batches were clipped in the last epoch, else with a smaller one. Then, for both decays, the
+    smallest τ, that is the most noise, at which the next larger z0 is borne. Validation data decide.
     """
     plain, tried = Setting(model, task), dict[Setting, Piece]()
     limit = ALLOWED * train(plain)["validation_ser"]
@@ -225,16 +227,19 @@ def explore(model: str, task: str, train: Callable[[Setting], Piece]) -> dict[st
         tried[setting] = train(setting)
         return bool(tried[setting]["validation_ser"] <= limit)
 
+    def borne(z: float) -> Setting | None:
+        usual = replace(plain, noise_multiplier=z)
+        if passes(usual):
+            return usual
+        other = replace(usual, clip_norm=LARGE_CLIP if tried[usual]["clip_fraction"] > CLIPPED else SMALL_CLIP)
+        return other if passes(other) else None
+
     number = FIRST
-    while number > 0 and not passes(replace(plain, noise_multiplier=GRID[number])):
+    while (found := borne(GRID[number])) is None and number > 0:
         number -= 1
-    while number + 1 < len(GRID) and passes(replace(plain, noise_multiplier=GRID[number + 1])):
-        number += 1
-    best = replace(plain, noise_multiplier=GRID[number])
-    passes(best)
-    for larger in GRID[number + 1 : number + 2]:
-        others = (replace(best, noise_multiplier=larger, clip_norm=clip) for clip in CLIP_NORMS)
-        best = next(filter(passes, others), best)
+    while found is not None and number + 1 < len(GRID) and (more := borne(GRID[number + 1])) is not None:
+        number, found = number + 1, more
+    best = found or choose(tried, limit)
     for kind, taus in TAUS.items():
         decayed = [replace(best, decay=f"{kind}:{tau:g}") for tau in taus]
         number = GRID.index(best.noise_multiplier) + 1

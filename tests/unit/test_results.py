@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -112,7 +115,7 @@ class FakeJob:
         (self.folder / "metrics.jsonl").write_text(text)
 
 
-LAST = {"epoch": 1, "validation_ser": 9.0}
+LAST = {"epoch": 1, "validation_ser": 9.0, "clip_fraction": 0.5}
 TEST = {"test_ser": 8.0, "test_intent_accuracy": 99.0, "test_slot_f1": 90.0, "epsilon": 2.0}
 
 
@@ -123,7 +126,7 @@ def test_a_training_is_run_once(tmp_path, monkeypatch) -> None:
     assert trainings.train(settings, tmp_path / "run") == trainings.train(settings, tmp_path / "run") == TEST
     assert len(job.commands) == 1
     assert job.commands[0][3:] == ["--model", "clc", "--private", "off", "--output", str(tmp_path / "run")]
-    assert trainings.scores(tmp_path / "run") == {**TEST, "validation_ser": 9.0, "epochs": 2}
+    assert trainings.scores(tmp_path / "run") == {**TEST, "validation_ser": 9.0, "clip_fraction": 0.5, "epochs": 2}
 
 
 def test_an_interrupted_training_begins_again(tmp_path, monkeypatch) -> None:
@@ -171,3 +174,41 @@ def test_two_threads_do_not_train_in_one_folder(tmp_path, monkeypatch) -> None:
     for thread in threads:
         thread.join()
     assert len(job.commands) == 1
+
+
+_ONE_OF_TWO = """
+import pathlib, sys
+from benchmarks import trainings
+folder = pathlib.Path(sys.argv[1])
+
+def job(command, **_):
+    (folder.parent / "jobs").open("a").write("begun ")
+    import time; time.sleep(0.5)
+    folder.mkdir()  # an error if the other one works here
+    (folder / "metrics.jsonl").write_text('{"test_ser": 8.0}\\n')
+
+trainings.subprocess.run = job
+trainings.train({}, folder)
+"""
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path) -> None:
+    command = [sys.executable, "-c", _ONE_OF_TWO, str(tmp_path / "run")]
+    for process in [subprocess.Popen(command) for _ in range(2)]:
+        assert process.wait() == 0
+    assert (tmp_path / "jobs").read_text() == "begun "
+
+
+def test_a_job_that_outlives_its_starter_keeps_its_folder(tmp_path, monkeypatch) -> None:
+    """Who comes next waits for it, instead of beginning again beside it."""
+    seen = []
+
+    def job(command, pass_fds, **_) -> None:
+        seen.extend(pass_fds)
+        with open(tmp_path / "run.lock") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        FakeJob(tmp_path / "run", [LAST, TEST])(command)
+
+    monkeypatch.setattr(trainings.subprocess, "run", job)
+    trainings.train({}, tmp_path / "run")
+    assert len(seen) == 1

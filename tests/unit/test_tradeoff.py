@@ -34,10 +34,10 @@ from tasks.config import Config, parse
 
 
 class Trainings:
-    """A model that bears a mean noise over the epochs; with a clip norm of 0.1 ten times as much."""
+    """A model that bears a mean noise over the epochs; with another clip norm perhaps more, and perhaps only then."""
 
-    def __init__(self, bearable: float, at_best: float = 1.0) -> None:
-        self.bearable, self.at_best, self.tried = bearable, at_best, []
+    def __init__(self, bearable: float, clipped: float = 1.0, others: dict[float, float] | None = None) -> None:
+        self.bearable, self.clipped, self.tried = {1.0: bearable, **(others or {})}, clipped, []
 
     def __call__(self, setting: Setting) -> dict:
         if not setting.noise_multiplier:
@@ -46,8 +46,9 @@ class Trainings:
         self.tried.append(setting)
         decay = parse_decay(setting.decay)
         noise = setting.noise_multiplier * (1.0 if decay is None else sum(decay(t) for t in range(8)) / 8)
-        bearable = self.bearable * (self.at_best if setting.clip_norm == 0.1 else 1.0)
-        return {"validation_ser": 10.5 if noise <= bearable else 10.6 + noise, "epsilon": cost}
+        is_borne = noise <= self.bearable.get(setting.clip_norm, 0.0)
+        validation = 10.5 if is_borne else 10.6 + noise + abs(math.log(setting.clip_norm))
+        return {"validation_ser": validation, "epsilon": cost, "clip_fraction": self.clipped}
 
 
 @pytest.mark.parametrize("bearable", [1e-6, 1e-4, 1e-3, 1e-2, 1.0])
@@ -60,8 +61,18 @@ def test_the_largest_noise_is_found(bearable) -> None:
 
 
 def test_another_clip_norm_may_bear_more() -> None:
-    found = explore("clc", "atis", Trainings(1e-3, at_best=10))
+    train = Trainings(1e-3, 0.5, {0.1: 1e-2, 5.0: 1.0})
+    found = explore("clc", "atis", train)
     assert (found["none"].noise_multiplier, found["none"].clip_norm) == (1e-2, 0.1)
+    assert {setting.clip_norm for setting in train.tried} == {0.1, 1.0}
+
+
+def test_where_all_is_clipped_a_larger_clip_norm_is_tried() -> None:
+    train = Trainings(0.0, 0.99, {0.1: 1.0, 5.0: 1e-4})
+    found = explore("clc", "atis", train)
+    assert (found["none"].noise_multiplier, found["none"].clip_norm) == (1e-4, 5.0)
+    assert {found[kind].clip_norm for kind in ("linear", "exponential")} == {5.0}
+    assert {setting.clip_norm for setting in train.tried} == {1.0, 5.0}
 
 
 def test_decays_start_with_more_noise_and_the_least_decay_that_makes_up_for_it() -> None:
