@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = time.monotonic()
     measure_epsilon(1.0, 0.01)  # the first transforms of a process are slow
     report = {
-        "command": "python -m benchmarks.accounting",
+        "command": results.command("accounting", flags),
         "epsilon": [measure_epsilon(z, rate) for rate in rates for z in NOISE],
         "calibration": [measure_calibration(rate) for rate in rates],
         "without_sampling": measure_without_sampling(),

@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     examples = PART if flags.reduced else flags.examples
     torch.set_num_threads(1)
     start = time.monotonic()
-    found: dict[str, Any] = {"machine": machine(), "examples": examples, "rows": []}
+    command = results.command("attack_cost", flags)
+    found: dict[str, Any] = {"command": command, "seed": 0, "machine": machine(), "examples": examples, "rows": []}
     for model, slots in itertools.product(("clc", "bert"), SLOTS):
         found["rows"].append(measure(model, slots, examples))
         print(found["rows"][-1], flush=True)

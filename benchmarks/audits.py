@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for scaling in SCALES
     ]
     found = {
-        "command": "python -m benchmarks.audits",
+        "command": results.command("audits", flags),
         "minutes": (time.monotonic() - start) / 60,
         "machine": results.machine(),
         "trials": trials,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from benchmarks.results import table
@@ -14,21 +13,19 @@ _TEXT = (
     "as fast as within this machine. Fitted are computation (SGD on one worker; on two, without the wire, it is "
     "slower, which is put down to shared memory), norms, noise (all of it; each worker draws 1/N), wire (2·(N − 1)/N "
     "of the gradient, as in a ring) and the rest. SGD on one and two workers and eDP-SGD on two agree by "
-    "construction. eDP-SGD on one worker is not fitted, but no blind test either: this form of the model is the "
-    "second, chosen when the first, which put all that two workers take longer down to SGD's wire, was 18 to 22 % off "
-    "there and 28 to 44 % on three. Both on three, which share two cores, are still far off, so that nothing supports "
-    "the prediction beyond two."
+    "construction; a rest below zero, and a ratio below 1 that follows from it, is the error of these measurements. "
+    "eDP-SGD on one worker and both on three are not fitted, but no blind test either: the form of the model was "
+    "chosen with an earlier measurement of them in view. Three workers share two cores here, so that nothing measured "
+    "supports the prediction beyond two."
 )
 
 
-def fit(measured: dict[int, dict[str, Any]], cores: int | None = None) -> dict[str, Any]:
+def fit(measured: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """The model of a step, by number of workers.
 
     Args:
-        measured: by number of workers: "parameters", "whole_ms" of sgd and edp, "parts_ms" of edp.
-        cores: of the machine that measured.
+        measured: by number of workers: "parameters", "whole_ms" of sgd and edp, "parts_ms" of edp, "machine".
     """
-    cores = cores or os.cpu_count() or 1
     two = measured[2]
     parts, alone = two["parts_ms"], measured[1]["whole_ms"]["sgd"]
     norm, wire = sum(parts.get(name, 0.0) for name in _NORM), parts.get("wire", 0.0)
@@ -43,7 +40,9 @@ def fit(measured: dict[int, dict[str, Any]], cores: int | None = None) -> dict[s
     checks = [
         {"workers": n, "contender": contender, "ms": one["whole_ms"][contender], "predicted_ms": guess}
         for n, one in sorted(measured.items())
-        for contender, guess in zip(("sgd", "edp"), predict(n, n - 1, max(1.0, n / cores)), strict=True)
+        for contender, guess in zip(
+            ("sgd", "edp"), predict(n, n - 1, max(1.0, n / one["machine"]["cores"])), strict=True
+        )
     ]
     predicted = [(n, *predict(n, 1)) for n in WORKERS]
     return {

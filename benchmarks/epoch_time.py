@@ -15,7 +15,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -101,17 +101,18 @@ def measure(model: str, task: str, examples: int, data: str | None, folder: Path
 def _times(
     model: str, epoch: Epoch, folder: Path, is_peer: bool, passes: int, most: int | None, part: int, parts: int
 ) -> dict[str, Any]:
-    """Seconds of every step that a contender made."""
+    """Seconds of every step that a contender made; each pass is the first epoch of a training."""
     names = PEERS if is_peer else OURS
-    contenders = {name: make(name, model, is_peer, epoch.sizes, BATCH, folder) for name in names}
-    for number in range(WARM_UP if parts == 1 else PART_WARM_UP):
-        take_turns(contenders, number, *epoch.batch(number % epoch.steps), names)
     steps = spread(epoch.steps, most or epoch.steps)
     steps = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
     seldom = {**dict.fromkeys(SLOW, SLOW_STEPS), **({"example": SAMPLE} if parts > 1 else {})}
     few = {name: {steps[i] for i in spread(len(steps), math.ceil(n / parts))} for name, n in seldom.items()}
     times: dict[str, Times] = {name: {} for name in names}
     for turn in range(passes):
+        (folder / str(turn)).mkdir(exist_ok=True)
+        contenders = {name: make(name, model, is_peer, epoch.sizes, BATCH, folder / str(turn)) for name in names}
+        for number in range(WARM_UP if parts == 1 else PART_WARM_UP):
+            take_turns(contenders, number, *epoch.batch(number % epoch.steps), names)
         for number, step in enumerate(steps):
             chosen = [name for name in names if name not in few or (step in few[name] and turn == 0)]
             batch = epoch.batch(step, turn, is_single="loop" in chosen)
@@ -196,10 +197,9 @@ def summarise(
     for name, one in found["times"].items():
         is_whole = one["steps"] == steps
         seconds, ratio = _epoch(one, steps)
-        scale = steps if is_whole or name == "sgd" else plain * ratio / seconds * steps
-        epochs = [scale * part for part in one["step_seconds"]]
+        epochs = [plain * ratio / seconds * steps * part for part in one["step_seconds"]]
         contenders[name] = {
-            "seconds": seconds if is_whole or name == "sgd" else plain * ratio,
+            "seconds": plain * ratio,  # as on the steps that SGD made
             "spread": [min(epochs), max(epochs)],
             "ratio": ratio,
             "ratio_spread": [min(one["ratios"]), max(one["ratios"])],
@@ -243,8 +243,10 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**parts[0], "times": times}
 
 
-def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Tables and cost model, as far as they are measured."""
+def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables and cost model, as far as the wanted pieces are measured; ``wanted`` has their settings."""
+    order = {name: number for number, name in enumerate(wanted)}
+    pieces = dict(sorted(pieces.items(), key=lambda item: order.get(item[0], len(order))))
     timed = whole_epochs({name: piece for name, piece in pieces.items() if "times" in piece})
     rows = [summarise(**piece["about"], found=piece) for piece in timed]
     for piece in timed:
@@ -257,7 +259,7 @@ def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for one in memory:
         one["ratio"] = one["peak_mib"] / plain.get((one["model"], one["is_peer"]), one["peak_mib"])
     parts = {model: _of_workers(pieces, model) for model in MODELS}
-    missing = [name for name in jobs(Path(), is_reduced=False) if name not in pieces]
+    missing = results.missing(pieces, wanted)
     return {
         "is_complete": not missing,
         "missing": missing,
@@ -324,12 +326,13 @@ def page(found: dict[str, Any]) -> str:
 _ABOUT = (
     f"{WORKERS} Horovod workers, one thread each, {BATCH} utterances per worker and step, Adam, ledger on disk; of the "
     "real corpora the 45 % that are for training. Assembling batches is not in the times. Seconds of an epoch, and in "
-    "brackets how many times those of SGD, with the lowest and the highest: of ATIS the median of three passes, else "
-    "one pass and its thirds, or its parts where it was measured in several, each a process of its own. ~: "
-    "extrapolated from so many steps. The checks of the first batches, which single examples and micro-batches in one "
-    "pass need, are in the figures, but not in those of parts. The paper's are from eight GPUs. CLC and BERT have the "
-    "sizes of the paper, word vectors are learned, both end in a CRF. Memory is that of a process with Python, "
-    "libraries and data."
+    "brackets how many times those of SGD, with the lowest and the highest: of ATIS the median of three passes, each "
+    "the first epoch of another training, else one pass and its thirds, or its parts where it was measured in several, "
+    "each a process of its own. ~: extrapolated from so many steps. Single examples and micro-batches in one pass "
+    f"compare some batches with autograd, most of them at the beginning: after {WARM_UP} steps that are not counted, "
+    f"or {PART_WARM_UP} in parts, these checks are in the figures. The paper's are from eight GPUs. The layers of CLC "
+    "and BERT have the sizes of the paper, their tables the words of the training set (BERT: its own pieces), which "
+    "are learned; both end in a CRF. Memory is that of a process with Python, libraries and data."
 )
 _ABOUT_PEERS = (
     "SGD and ours train torch's LSTM, so that Opacus's figures for CLC hold the cost of its own. Opacus knows no "
@@ -412,7 +415,7 @@ def _other_jobs(model: str, where: dict[str, Any], is_reduced: bool) -> dict[str
             job = {**where, "what": "memory", "is_peer": is_peer, "contender": name}
             found[f"{model}, memory of {name}{', peers' if is_peer else ''}"] = job, WORKERS, about
     for number in (1, 2, 3):
-        job = {**where, "what": "parts", "rounds": 3 if is_reduced else 30}
+        job = {**where, "what": "parts", "rounds": 3 if is_reduced else 60}
         found[f"{model}, parts on {number} workers"] = job, number, {"model": model, "workers": number}
     return found
 
@@ -427,7 +430,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = results.reducible("epoch_time", __doc__)
     results.add_anew(parser)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the real corpora")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only pieces whose name has this")
+    results.add_choice(parser, "'clc, ATIS', 'bert, parts on 2 workers', ...")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
@@ -436,10 +439,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if flags.data is None and not flags.reduced:
         parser.error("--data DIR, the folder of the corpora, is missing")
     command = f"python -m benchmarks.epoch_time {'--reduced' if flags.reduced else '--data DIR'}"
-    kept = results.Pieces(flags.out, "epoch_time", figures, page, command, flags.anew)
-    for name, (job, workers, about) in jobs(flags.data, flags.reduced).items():
-        if flags.only in name:
-            kept.get(name, partial(measured, job, workers, about))
+    works = jobs(flags.data, flags.reduced)
+    wanted = {name: {**job, "batch": BATCH, "data": None} for name, (job, *_) in works.items()}
+    kept = results.Pieces(flags.out, "epoch_time", partial(figures, wanted=wanted), page, command, flags.anew)
+    for name in results.chosen(flags, works):
+        kept.get(name, partial(measured, *works[name]), wanted[name])
     kept.write()
     return None
 

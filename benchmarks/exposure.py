@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--suffixes", type=int, default=SUFFIXES, metavar="N")
     flags = parser.parse_args(arguments)
     found = measure(SUFFIXES // 100 if flags.reduced else flags.suffixes)
+    found = {"command": results.command("exposure", flags), "seed": 0, **found}
     results.save(flags.out, "exposure", found, page(found))
 
 

@@ -187,7 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/membership"), metavar="DIR", help="for new models")
     flags = parser.parse_args(arguments)
     start = time.monotonic()
-    found = {"machine": machine(), "by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
+    found = {"command": results.command("membership", flags, "--data DIR"), "seed": 0, "machine": machine()}
+    found |= {"by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
     found["minutes"] = (time.monotonic() - start) / 60
     results.save(flags.out, "membership", found, page(found))
 

@@ -322,18 +322,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = results.reducible("memorization", __doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/memorization"), metavar="DIR", help="where runs go")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="trainings at a time")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only runs whose name has this")
+    results.add_choice(parser, "names of runs")
     flags = parser.parse_args(arguments)
     scale = REDUCED if flags.reduced else Scale()
     prepare(scale, flags.runs)
     all_rows = [row for row in rows(scale) if not row.is_iid and row.tables[0] <= 2] if flags.reduced else rows(scale)
-    chosen = [row for row in all_rows if flags.only in row.folder]
-    is_whole = not flags.only and not any((flags.runs / row.folder).exists() for row in chosen)
+    names = results.chosen(flags, [row.folder for row in all_rows])
+    chosen = [row for row in all_rows if row.folder in names]
+    is_whole = len(chosen) == len(all_rows) and not any((flags.runs / row.folder).exists() for row in chosen)
     start = time.monotonic()
     with ThreadPoolExecutor(flags.jobs) as pool:
         list(pool.map(lambda row: run(row, scale, flags.runs), sorted(chosen, key=lambda row: -row.batch)))
     minutes = (time.monotonic() - start) / 60
-    found = {**collect(rows(scale), scale, flags.runs), "minutes": minutes if is_whole else None}
+    found = {"command": results.command("memorization", flags), "seed": 0, **collect(rows(scale), scale, flags.runs)}
+    found |= {"minutes": minutes if is_whole else None}
     results.save(flags.out, "memorization", found, page(found))
 
 

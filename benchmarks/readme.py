@@ -9,37 +9,31 @@ from typing import Any
 from benchmarks import epoch_time, membership, memorization, recipes, results, step_time, tradeoff_page, utility
 
 HERE = Path(__file__).parent
-COMMANDS = {  # by their results: flags, and what is measured
-    "epoch_time": (
-        "--data DIR",
-        "an epoch of SGD, eDP-SGD, smaller units, vanilla DP-SGD and Opacus; memory; a cost model for more workers",
-    ),
-    "step_time": ("", "single steps by length and batch, and where their time goes"),
-    "tradeoff": ("--data DIR --seeds 3", "the paper's Table 1 with its attack; error rate against ε by units"),
-    "recipes": ("--data DIR", "error rates at ε = 1, 3 and 8 with single-example units"),
-    "audits": ("", "lower bounds of μ and ε against what multipliers claim"),
-    "utility": (
-        "plain --data DIR`, then `private --data DIR",
-        "error rates of plain training, and the largest noise that leaves them within 5 %",
-    ),
-    "membership": ("--data DIR", "attacks on the trainings of utility, and on a model that knows its data by heart"),
-    "memorization": ("", "what language models memorise of users"),
-    "exposure": ("", "the rank of a canary with the language model of full size"),
-    "accounting": ("", "speed and tightness of ε"),
-    "data_loading": ("", "drawing and assembling batches"),
-    "attack_cost": ("", "the features of an attack"),
+WHAT = {  # by their results: what commands measure
+    "epoch_time": "an epoch of SGD, eDP-SGD, smaller units, vanilla DP-SGD and Opacus; memory; a cost model for more "
+    "workers",
+    "step_time": "single steps by length and batch, and where their time goes",
+    "tradeoff": "the paper's Table 1 with its attack; error rate against ε by units",
+    "recipes": "error rates at ε = 1, 3 and 8 with single-example units",
+    "audits": "lower bounds of μ and ε against what multipliers claim",
+    "utility": "error rates of plain training, and the largest noise that leaves them within 5 %",
+    "membership": "attacks on the trainings of utility, and on a model that knows its data by heart",
+    "memorization": "what language models memorise of users",
+    "exposure": "the rank of a canary with the language model of full size",
+    "accounting": "speed and tightness of ε",
+    "data_loading": "drawing and assembling batches",
+    "attack_cost": "the features of an attack",
 }
 
 
 def commands() -> str:
     """All commands, with the minutes that a whole run took."""
     rows = []
-    for name, (flags, what) in COMMANDS.items():
-        is_there = (results.RESULTS / f"{name}.json").exists()
-        found = results.load(name) if is_there else {}
+    for name, what in WHAT.items():
+        found = results.load(name)
         minutes, rest = found.get("minutes"), "" if found.get("is_complete", True) else " so far, not complete"
-        lasted = f"{max(1, round(minutes))}{rest}" if minutes else "not recorded" if is_there else "not measured yet"
-        rows.append((f"`python -m benchmarks.{name} {flags}".rstrip() + "`", what, lasted))
+        lasted = f"{max(1, round(minutes))}{rest}" if minutes else "not recorded"
+        rows.append((f"`{found['command']}`", what, lasted))
     return "\n".join(results.table(("command", "what it measures", "minutes of work, two cores"), rows))
 
 

@@ -142,22 +142,22 @@ def readme_table(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    flags = trainings.parse("recipes", __doc__, "names with this, as bert-snips-8.0", arguments)
-    kept = results.Pieces(flags.out, "recipes", figures, page, flags.command, flags.anew)
+    flags = trainings.parse("recipes", __doc__, "bert-snips-8.0, clc-atis-plain, ...", arguments)
+    kept = results.Pieces(flags.out, "recipes", figures, page, flags.command)
     works: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], dict[str, Any]]] = {}
     for model, task in REDUCED if flags.reduced else RECIPES:
         for epsilon in EPSILONS:
             name = f"{model}-{task}-{epsilon or 'plain'}"
-            works[name] = (train, (model, task, epsilon), recipe(model, task))
+            works[name] = (train, (model, task, epsilon), settings(model, task, epsilon))
     for number, (model, task, changes) in enumerate(() if flags.reduced else TRIED):
-        works[f"tried-{model}-{task}-{number}"] = (attempt, (number,), {**recipe(model, task), **changes})
+        works[f"tried-{model}-{task}-{number}"] = (attempt, (number,), {**settings(model, task, AIM), **changes})
 
     def work(name: str) -> None:
         function, about, hangs_on = works[name]
-        kept.get(name, partial(function, *about, flags.data, flags.runs), hangs_on)
+        kept.get(name, partial(function, *about, flags.data, flags.runs), trainings.named(hangs_on))
 
     with ThreadPoolExecutor(flags.jobs) as pool:
-        list(pool.map(work, [name for name in works if flags.only in name]))
+        list(pool.map(work, results.chosen(flags, works)))
     kept.write()
 
 

@@ -69,9 +69,14 @@ class Table:
         )
         return (
             f'<figure class="table">\n<figcaption>{as_html(self.caption)}</figcaption>\n'
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(self.caption.split(". ")[0])}">\n'
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(self._label())}">\n'
             f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n</figure>"
         )
+
+    def _label(self) -> str:
+        """What the table is called: the first sentence that is more than a number."""
+        sentences = re.sub(r"^Table \d+\. ", "", self.caption).replace("`", "").split(". ")
+        return sentences[0].rstrip(".")
 
     def markdown(self) -> list[str]:
         """The same, as lines."""
@@ -165,7 +170,7 @@ def made(name: str, found: Found) -> Text:
     duration = "duration not recorded" if minutes is None else f"{minutes:.{0 if minutes >= 10 else 1}f} minutes"
     versions = ", ".join(f"{package.replace('_', '-')} {number}" for package, number in machine.items())
     runs = [run["seed"] for row in found.get("table", ()) for run in row["runs"]]
-    seeds = ", ".join(map(str, sorted({found["seed"]} if "seed" in found else set(runs)))) or "not recorded"
+    seeds = ", ".join(map(str, sorted({found["seed"]} if "seed" in found else set(runs)))) or "none"
     return Text(
         f"From {name}.json: `{command(name, found)}`, {duration}. {where}. Seeds: {seeds}. Versions: {versions}.",
         "made",

@@ -25,6 +25,7 @@ INK, MUTED, GRID, GROUND = "#f10000", "#f10001", "#f10002", "#f10003"
 COLOURS = [f"#f1001{number}" for number in range(7)]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
+PALE = 0.45  # of marks that are extrapolated
 WHOLE, PANEL = (520, 380), (440, 350)  # in units of the SVG, of which a phone shows about 330 pixels
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "line", GROUND: "ground"} | {
@@ -304,14 +305,16 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], number: int, label:
     axes.plot(x, y, color=COLOURS[number % 7], linestyle=DASHES[number % 5], marker=marker, label=label)
 
 
-def _mark(axes: Axes, x: float, y: float, number: int, is_hollow: bool = False) -> None:
+def _mark(axes: Axes, x: float, y: float, number: int, is_hollow: bool = False, strength: float = 1.0) -> None:
     face = GROUND if is_hollow else COLOURS[number]
-    axes.plot(x, y, marker=MARKERS[number], color=COLOURS[number], markerfacecolor=face, linestyle="none")
+    style = {"color": COLOURS[number], "markerfacecolor": face, "linestyle": "none", "alpha": strength}
+    axes.plot(x, y, marker=MARKERS[number], **style)
 
 
 def _ratio(axes: Axes, one: dict[str, Any], height: int, number: int) -> None:
-    axes.plot(one["ratio_spread"], [height - 0.1] * 2, color=COLOURS[number], linewidth=1.5)
-    _mark(axes, one["ratio"], height - 0.1, number)
+    strength = PALE if one["is_extrapolated"] else 1.0
+    axes.plot(one["ratio_spread"], [height - 0.1] * 2, color=COLOURS[number], linewidth=1.5, alpha=strength)
+    _mark(axes, one["ratio"], height - 0.1, number, strength=strength)
 
 
 def _legend_of_marks(axes: Axes, names: dict[str, str], order: dict[str, int], has_paper: bool) -> None:
@@ -374,7 +377,7 @@ def _raised(text: str) -> str:
 
 def _few_ticks(axes: Axes) -> None:
     low, high = axes.get_xlim()
-    ticks = [tick for tick in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if low <= tick <= high]
+    ticks = [tick for tick in (0.5, 1, 2, 3, 5, 10, 20, 50, 100) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
 

@@ -21,6 +21,7 @@ from benchmarks.report_blocks import (
 )
 from benchmarks.report_plots import audit_name, shown, unit_name
 from benchmarks.results import epsilon
+from benchmarks.tradeoff_page import about_delta
 
 _SECRET = "on condition that the seed is secret, which it is not here"
 _ONE_PASS = "on condition that examples lie in all batches as in those that were compared with autograd"
@@ -32,9 +33,9 @@ def epoch_time(found: Found) -> Iterator[Block]:
     others = [name for name in names if name != "sgd" and any(name in row["contenders"] for row in rows)]
     about = f"{found['workers']} workers, {found['batch']} utterances per worker and step"
     yield Plots(
-        f"Time of an epoch over that of plain training, {about}. Filled marks were measured here, with the spread over "
-        "repetitions, or over the parts of one; hollow ones are the paper's. * is a model that was changed until the "
-        "peers accept it.",
+        f"Time of an epoch over that of plain training, {about}. Filled marks are ours, with the spread over "
+        "repetitions, or over the parts of one; of pale ones some steps were measured, and the epoch is extrapolated; "
+        "hollow ones are the paper's. * is a model that was changed until the peers accept it.",
         plots.multipliers(found),
     )
     yield Table(
@@ -45,7 +46,9 @@ def epoch_time(found: Found) -> Iterator[Block]:
         {
             "model, corpus": place,
             "utterances": lambda row: f"{row['utterances']:,}",
-            "SGD, seconds": lambda row: number(row["contenders"]["sgd"]["seconds"], 1),
+            "SGD, seconds": lambda row: (
+                _sign(row["contenders"]["sgd"]) + number(row["contenders"]["sgd"]["seconds"], 1)
+            ),
             **{names[name]: lambda row, name=name: _ratio(row["contenders"].get(name)) for name in others},
             "paper, eDP-SGD": lambda row: number((row["paper"] or {}).get("edp")),
             "paper, DP-SGD": lambda row: number((row["paper"] or {}).get("dp_sgd")),
@@ -78,15 +81,19 @@ def peers(found: Found) -> Iterator[Block]:
     """Other libraries: time, memory, and what had to change for them."""
     names, rows = found["names"], [row for row in found["rows"] if row["is_peer"]]
     yield Table(
-        "Time of an epoch over plain training's on the same model, which was changed until the peers accept it.",
+        "Time of an epoch over plain training's on the same model, which was changed until the peers accept it; ≈ is "
+        "extrapolated from some of the steps.",
         [(row, names[name], one) for row in rows for name, one in row["contenders"].items() if name != "sgd"],
         {
             "model, corpus": lambda row: place(row[0]),
             "algorithm": lambda row: row[1],
             "time over SGD's": lambda row: _ratio(row[2]),
-            "what had to change": lambda row: row[0]["changes"] or "nothing",
+            "steps measured": lambda row: str(row[2]["measured_steps"]),
         },
     )
+    changes = {f"{place(row)}: {row['changes']}" for row in rows if row["changes"]}
+    if changes:
+        yield Text(f"What had to change: {'; '.join(sorted(changes))}.")
     yield Table(
         "Memory of a worker at its peak; * is a model that was changed for the peers.",
         found["memory"],
@@ -104,9 +111,9 @@ def more_workers(found: Found) -> Iterator[Block]:
     models = found["cost_model"]
     for model, about in models.items():
         parts = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in about["parts_ms"].items())
-        yield Text(
-            f"{shown(model)}, {about['parameters']:,} parameters, parts of a step in ms: {parts}. {about['text']}"
-        )
+        yield Text(f"{shown(model)}, {about['parameters']:,} parameters, parts of a step in ms: {parts}.")
+    for text in dict.fromkeys(about["text"] for about in models.values()):
+        yield Text(text)
     caption = "Time of a step over plain training's. Lines are a prediction, only the marks were measured."
     yield Plots(caption, plots.scaling(found) if models else [])
     yield Table(
@@ -118,6 +125,7 @@ def more_workers(found: Found) -> Iterator[Block]:
             "algorithm": lambda row: found["names"][row[1]["contender"]],
             "measured, ms": lambda row: number(row[1]["ms"], 1),
             "by the model, ms": lambda row: number(row[1]["predicted_ms"], 1),
+            "off by": lambda row: f"{row[1]['predicted_ms'] / row[1]['ms'] - 1:+.0%}",
         },
     )
     yield Table(
@@ -177,8 +185,9 @@ def tradeoff(found: Found) -> Iterator[Block]:
         "SER: mean, in brackets the smallest and largest over the seeds. AUC: mean, in brackets the outermost bounds "
         "of the intervals of all seeds. ε is as the printed multiplier claims it, and as the noise really was; zCDP is "
         "the paper's bound, exact the tight one. Seeds are public here, so ε is that of the same training with secret "
-        f"ones, {_ONE_PASS}; each seed has another split. †: SER on validation data is more than 5 % above plain "
-        "training's."
+        f"ones, {_ONE_PASS}; each seed has another split. ε does not cover that settings were chosen on validation "
+        "data, which are few. The paper's SER and AUC are computed from the changes that it prints. †: SER on "
+        f"validation data is more than 5 % above plain training's. {about_delta(found)}"
         + (" Raw layer scales of the first step are not covered by any ε here." if is_raw else "")
         + ("" if found.get("is_complete", True) else " Not complete: where † stands, the search may have only begun."),
         rows,
@@ -189,7 +198,7 @@ def tradeoff(found: Found) -> Iterator[Block]:
                 + ("" if row.get("is_allowed", True) else " †")
             ),
             "test SER": lambda row: mean([run["test_ser"] for run in row["runs"]]),
-            "paper's SER": lambda row: number((row["paper"] or {}).get("ser")),
+            "paper's SER": lambda row: number((row["paper"] or {}).get("ser"), 1),
             "AUC": _auc,
             "paper's AUC": lambda row: number((row["paper"] or {}).get("auc"), 3),
             **{head: lambda row, kind=kind: _spent(row, kind) for head, kind in _EPSILONS.items()},
@@ -246,7 +255,8 @@ def frontier(found: Found) -> Iterator[Block]:
     yield Plots(f"SER against ε for micro-batches (K per worker) and single examples. {where}.", plots.frontier(found))
     yield Table(
         f"SER at ε, δ = {about['delta']:g}; {plain}. {where}; `{about['command']}`. ε is for adding or removing one "
-        f"utterance, {_SECRET}; for single examples also {_ONE_PASS}.",
+        f"utterance, {_SECRET}; for single examples also {_ONE_PASS}. All units have the recipe for single examples, "
+        "which may not be the best for larger ones; ε does not cover its choice.",
         about["points"],
         {
             "unit": lambda one: unit_name(one["unit"]),

@@ -10,7 +10,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,36 @@ class _Reduced(argparse.Action):
             namespace.runs = REDUCED / namespace.runs.name
 
 
+def add_choice(parser: argparse.ArgumentParser, names: str) -> None:
+    """For benchmarks that are made in pieces, called such names."""
+    parser.add_argument("--only", default="", metavar="TEXT", help=f"only what has this in its name: {names}")
+    parser.add_argument("--page", action="store_true", help="measure nothing, but write the page again")
+
+
 def add_anew(parser: argparse.ArgumentParser) -> None:
-    """For benchmarks that are made in pieces."""
+    """For benchmarks of time, which differs each time."""
     parser.add_argument("--anew", action="store_true", help="measure again what the file of figures holds already")
+
+
+def chosen(flags: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """What to do; a whole name chooses nothing but itself.
+
+    Example:
+        >>> chosen(argparse.Namespace(only="K = 1", page=False), ["K = 1", "K = 16"])
+        ['K = 1']
+    """
+    if flags.page:
+        return []
+    known = list(names)
+    found = [flags.only] if flags.only in known else [name for name in known if flags.only in name]
+    if not found:
+        raise SystemExit(f"--only {flags.only}: that is in no name of {'; '.join(known)}")
+    return found
+
+
+def command(name: str, flags: argparse.Namespace, needed: str = "") -> str:
+    """That makes the figures, whatever else was said to it."""
+    return f"python -m benchmarks.{name} {'--reduced' if getattr(flags, 'reduced', False) else needed}".rstrip()
 
 
 def machine() -> dict[str, Any]:
@@ -71,10 +98,14 @@ def machine() -> dict[str, Any]:
 def save(folder: Path, name: str, found: dict[str, Any], page: str) -> None:
     """Writes the figures and the page; a reader never sees half of one."""
     folder.mkdir(parents=True, exist_ok=True)
-    for suffix, text in ((".json", json.dumps(found, indent=1) + "\n"), (".md", page)):
-        new = folder / f".{name}{suffix}.new"
-        new.write_text(text, encoding="utf-8")
-        new.replace(folder / f"{name}{suffix}")
+    _replace(folder / f"{name}.json", json.dumps(found, indent=1) + "\n")
+    _replace(folder / f"{name}.md", page)
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
@@ -118,7 +149,7 @@ class Pieces:
         figures: what follows from all pieces.
         page: the Markdown page of a results file.
         command: that makes all of them.
-        anew: whether to measure again what is there.
+        anew: whether to measure again all that is there.
 
     Example:
         >>> import tempfile
@@ -146,35 +177,41 @@ class Pieces:
         self._own: dict[str, Piece] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: str, work: Callable[[], Piece], settings: Mapping[str, Any] | None = None) -> Piece:
-        """What is known, or what ``work`` finds; with the minutes that it took and the machine.
+    def get(
+        self, key: str, work: Callable[[], Piece], settings: Mapping[str, Any] | None = None, again: bool = False
+    ) -> Piece:
+        """What is known, or what ``work`` finds; with the machine and, unless it says so itself, the minutes it took.
 
         Args:
             key: of the piece.
             work: measures it.
             settings: what it hangs on; a piece with other ones is measured again.
+            again: whether to measure what is known too.
         """
         known = self._own if self._anew else self._read()
-        if key in known and known[key].get("settings") == _plain(settings):
+        if key in known and known[key].get("settings") == _plain(settings) and not again:
             return known[key]
         start = time.monotonic()
         found = {**work(), **({"settings": _plain(settings)} if settings is not None else {})}
-        about = {"minutes": (time.monotonic() - start) / 60, "machine": machine()}
-        self._own[key] = {**found, **about}
+        self._own[key] = {"minutes": (time.monotonic() - start) / 60, **found, "machine": machine()}
         self.write()
-        print(f"{key}: {about['minutes']:.1f} minutes", flush=True)
+        print(f"{key}: {self._own[key]['minutes']:.1f} minutes", flush=True)
         return self._own[key]
 
     def _read(self) -> dict[str, Piece]:
-        is_there = (self._folder / f"{self._name}.json").exists()
-        return {**(load(self._name, self._folder).get("pieces", {}) if is_there else {}), **self._own}
+        return {**self._load().get("pieces", {}), **self._own}
+
+    def _load(self) -> dict[str, Any]:
+        return load(self._name, self._folder) if (self._folder / f"{self._name}.json").exists() else {}
 
     def write(self) -> None:
-        """Writes all pieces, also those of other processes, and what follows from them."""
+        """Writes all pieces, also those of other processes, and what follows from them; at least the pieces."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._lock, open(self._folder / f".{self._name}.lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             pieces = self._read()
+            whole = json.dumps({**self._load(), "pieces": pieces}, indent=1) + "\n"
+            _replace(self._folder / f"{self._name}.json", whole)
             found = {**self._head(pieces), **self._figures(pieces), "pieces": pieces}
             save(self._folder, self._name, found, self._page(found))
 
@@ -183,6 +220,11 @@ class Pieces:
         minutes = sum(piece["minutes"] for piece in pieces.values())
         about = {name: _joined([one[name] for one in machines]) for name in machines[0]}
         return {"command": self._command, "minutes": minutes, "machine": about}
+
+
+def missing(pieces: Mapping[str, Piece], wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of pieces that are not there with the settings that they should have."""
+    return [name for name, settings in wanted.items() if pieces.get(name, {}).get("settings") != _plain(settings)]
 
 
 def _joined(values: Sequence[Any]) -> Any:

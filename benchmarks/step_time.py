@@ -1,6 +1,6 @@
 """Time and memory of a training step: Horovod's SGD, ours with units from a batch to an example, and Opacus.
 
-    python -m benchmarks.step_time [--rounds 20] [--only bert]
+    python -m benchmarks.step_time [--rounds 12] [--only bert]
 
 Two Horovod workers with one thread each, Adam. All contenders of a model take turns in one process, so that a slow
 moment of the machine hits them alike; a ratio compares two steps of the same round. Peak memory is taken in processes
@@ -15,7 +15,7 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -226,7 +226,8 @@ def page(report: dict[str, Any]) -> str:
         f"{WORKERS} workers with one thread each, Adam, the ledger on disk. Medians, quartiles in brackets; ratios "
         "compare steps of the same round. The gradients of units are compared with autograd in some of the first "
         f"steps, and then in one of {SELDOM}: that is in the second ratio. Memory is the peak of a worker, with "
-        "Python and libraries. BERT has the paper's configuration, CLC learns its word vectors; both end in a CRF.",
+        f"Python and libraries. BERT has the paper's configuration and {SIZES['bert'].words} word pieces, CLC learns "
+        f"{SIZES['clc'].words} word vectors; both end in a CRF. Slow trainings have {SLOW_ROUNDS} steps.",
     ]
     if not report["is_complete"]:
         lines += ["", f"Not complete, not measured with this code: {', '.join(report['missing'])}."]
@@ -289,11 +290,10 @@ def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """All rows, as they are, in the order of the jobs."""
-    missing = [name for name in jobs(SHAPES) if name not in pieces]
-    rows = [pieces[name] for name in jobs(SHAPES) if name in pieces]
-    return {"is_complete": not missing, "missing": missing, "names": NAMES, "rows": rows}
+def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """All rows that are wanted, as they are, in this order; ``wanted`` has their settings."""
+    missing, rows = results.missing(pieces, wanted), [pieces[name] for name in wanted if name in pieces]
+    return {"is_complete": not missing, "missing": missing, "seed": 0, "names": NAMES, "rows": rows}
 
 
 def measured(job: dict[str, Any], rounds: int, has_memory: bool = True) -> dict[str, Any]:
@@ -310,19 +310,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs everything, or (on a worker) one job."""
     parser = results.reducible("step_time", __doc__)
     results.add_anew(parser)
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="interleaved rounds of each row")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only jobs whose name, as in clc-14-32, has this")
+    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="interleaved rounds of each row")
+    results.add_choice(parser, "clc-14-32, bert-30-32-peers, ...")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
     if flags.job is not None:
         return on_workers.serve(measure, flags.job, flags.folder)
     rounds = 2 if flags.reduced else flags.rounds
-    command = f"python -m benchmarks.step_time --rounds {rounds}"
-    kept = results.Pieces(flags.out, "step_time", figures, page, command, flags.anew)
-    for name, job in jobs(SHAPES[:1] if flags.reduced else SHAPES).items():
-        if flags.only in name:
-            kept.get(name, partial(measured, job, rounds, not flags.reduced), {"rounds": rounds})
+    command = f"python -m benchmarks.step_time {'--reduced' if flags.reduced else f'--rounds {rounds}'}"
+    works = jobs(SHAPES[:1] if flags.reduced else SHAPES)
+    wanted = {name: {"rounds": rounds} for name in works}
+    kept = results.Pieces(flags.out, "step_time", partial(figures, wanted=wanted), page, command, flags.anew)
+    for name in results.chosen(flags, works):
+        kept.get(name, partial(measured, works[name], rounds, not flags.reduced), wanted[name])
     kept.write()
     return None
 

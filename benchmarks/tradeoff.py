@@ -137,7 +137,7 @@ class Trainer:
 
     def train(self, setting: Setting) -> Piece:
         """A training of Table 1, with its ε."""
-        return self._kept.get(setting.name, partial(self._train, setting), _named(setting.flags()))
+        return self._kept.get(setting.name, partial(self._train, setting), trainings.named(setting.flags()))
 
     def _train(self, setting: Setting) -> Piece:
         folder = self._folder(setting)
@@ -149,16 +149,21 @@ class Trainer:
 
     def attack(self, setting: Setting) -> Piece:
         """The paper's attack on a training of Table 1; its shadow is the plain training on another corpus."""
-        return self._kept.get(f"attack-{setting.name}", partial(self._attack, setting), _named(setting.flags()))
+        return self._kept.get(
+            f"attack-{setting.name}", partial(self._attack, setting), trainings.named(setting.flags())
+        )
 
     def _attack(self, setting: Setting) -> Piece:
         run = open_run(self._folder(setting), None if self._data is None else str(self._data))
+        score = trainings.scores(run.folder)["test_ser"]
+        if score != self.train(setting)["test_ser"]:  # the run was gone, and came out otherwise on another machine
+            self._kept.get(setting.name, partial(self._train, setting), trainings.named(setting.flags()), again=True)
         shadow = self._folder(Setting(setting.model, SHADOWS[setting.task], setting.seed))
         report, _ = shadow_attack(run, shadow)
         grid = np.linspace(0, 1, 101)
         curve = np.interp(grid, report.fpr, report.tpr)
         roc = [[round(float(x), 2), round(float(y), 4)] for x, y in zip(grid, curve, strict=True)]
-        return {"auc": report.auc._asdict(), "roc": roc, "test_ser": trainings.scores(run.folder)["test_ser"]}
+        return {"auc": report.auc._asdict(), "roc": roc, "test_ser": score}
 
     def _folder(self, setting: Setting) -> Path:
         """Of a complete run: after a move to another machine it is trained again, with the same seed."""
@@ -179,12 +184,7 @@ class Trainer:
             trainings.train({**settings, "data": self._data}, self._runs / name)
             return {"frontier": {**about, "unit": unit, "target": epsilon}, **trainings.scores(self._runs / name)}
 
-        return self._kept.get(name, work, _named(settings))
-
-
-def _named(settings: dict[str, Any]) -> dict[str, Any]:
-    """Without places on this machine."""
-    return {name: trainings.NAMED.get(value, value) for name, value in settings.items()}
+        return self._kept.get(name, work, trainings.named(settings))
 
 
 def _real_share(setting: Setting, folder: Path) -> float:
@@ -218,7 +218,8 @@ def explore(model: str, task: str, train: Callable[[Setting], Piece]) -> dict[st
 
     First the largest z0 without decay. One that is not borne with a clip norm of 1 is tried with a larger norm if
     nearly all micro-batches were clipped in the last epoch, else with a smaller one. Then, for both decays, the
-    smallest τ, that is the most noise, at which the next larger z0 is borne. Validation data decide.
+    smallest τ, that is the most noise, at which the next larger z0 is borne. Validation data decide. Where no z0 is
+    borne, the one with the lowest error rate is also tried with the least decay.
     """
     plain, tried = Setting(model, task), dict[Setting, Piece]()
     limit = ALLOWED * train(plain)["validation_ser"]
@@ -242,8 +243,8 @@ def explore(model: str, task: str, train: Callable[[Setting], Piece]) -> dict[st
     best = found or choose(tried, limit)
     for kind, taus in TAUS.items():
         decayed = [replace(best, decay=f"{kind}:{tau:g}") for tau in taus]
-        number = GRID.index(best.noise_multiplier) + 1
-        if not any(_first([replace(one, noise_multiplier=z) for one in decayed], passes) for z in GRID[number:][:1]):
+        larger = GRID[number + 1 : number + 2] if found else ()
+        if not any(_first([replace(one, noise_multiplier=z) for one in decayed], passes) for z in larger):
             passes(decayed[0])
     kinds = {kind: {s: piece for s, piece in tried.items() if s.kind == kind} for kind in DECAYS}
     return {"plain": plain, **{kind: choose(runs, limit) for kind, runs in kinds.items()}}
@@ -302,6 +303,7 @@ def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
         "is_complete": _is_complete(table) and _is_whole(curve),
         "delta": DELTA,
         "micro_batches": MICRO_BATCHES,
+        "clipped": CLIPPED,
         "layer_scaling": "raw",
         "table": table,
         "frontier": curve,
@@ -343,7 +345,7 @@ def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
 
 
 def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece]) -> dict[str, Any]:
-    settings: dict[str, Any] = {"epochs": runs[0][1]["epochs"]}
+    settings: dict[str, Any] = {name: runs[0][1][name] for name in ("epochs", "utterances")}
     if setting.kind != "plain":
         tau = float(setting.decay.partition(":")[2] or 0) or None
         settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
@@ -352,7 +354,7 @@ def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[s
     for one, run in runs:
         attack = pieces.get(f"attack-{one.name}", {})
         is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
-        kept = {name: run[name] for name in ("validation_ser", "test_ser", "epsilon", "real_share")}
+        kept = {name: run[name] for name in ("validation_ser", "test_ser", "epsilon", "real_share", "clip_fraction")}
         attacked = {name: attack[name] if is_same else None for name in ("auc", "roc")}
         found.append({"seed": one.seed, **kept, **attacked})
     about = {"model": setting.model, "task": setting.task, "decay": setting.kind, "settings": settings}
@@ -360,7 +362,7 @@ def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[s
 
 
 def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
-    """The paper's figures of a row; it prints changes."""
+    """The paper's figures of a row, computed from the changes that it prints."""
     if (model, task) not in PAPER:
         return None
     ser, auc = PAPER_SER[model, task], PAPER_AUC[model, task] / 100
@@ -368,7 +370,7 @@ def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
         return {"ser": ser, "auc": auc, "log10_epsilon": None}
     of_ser, of_auc, power = PAPER[model, task][kind]
     return {
-        "ser": round(ser * (1 + of_ser / 100), 2),
+        "ser": round(ser * (1 + of_ser / 100), 1),
         "auc": round(auc * (1 + of_auc / 100), 3),
         "log10_epsilon": power,
     }
@@ -378,11 +380,13 @@ def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
     points = [piece for piece in pieces.values() if "frontier" in piece]
     if not points:
         return None
+    order = list(UNITS)
+    points.sort(key=lambda piece: (order.index(piece["frontier"]["unit"]), piece["frontier"]["target"] or 0.0))
     about = points[0]["frontier"]
     plain = [point for point in points if point["frontier"]["target"] is None]
     return {
         **{name: about[name] for name in ("model", "task", "batch", "delta")},
-        "epochs": points[0]["epochs"],
+        **{name: points[0][name] for name in ("epochs", "utterances")},
         "useless": USELESS,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
         "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
@@ -396,20 +400,20 @@ def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    flags = trainings.parse("tradeoff", __doc__, "clc-atis, ..., bert-snips, or frontier", arguments, seeds=1)
+    flags = trainings.parse("tradeoff", __doc__, "clc-atis, bert-snips, frontier-16, ...", arguments, seeds=1)
     torch.set_num_threads(1)  # of attacks, which run beside trainings
-    kept = results.Pieces(flags.out, "tradeoff", figures, page, flags.command, flags.anew)
+    kept = results.Pieces(flags.out, "tradeoff", figures, page, flags.command)
     trainer = Trainer(kept, flags.data, flags.runs)
     extent = REDUCED if flags.reduced else Extent()
     point = partial(trainer.frontier, *extent.frontier)
-    works: list[tuple[str, Callable[[], object]]] = [
-        (f"{model}-{task}", partial(one_corpus, model, task, trainer, flags.seeds, extent.has_search))
+    works: dict[str, Callable[[], object]] = {
+        f"{model}-{task}": partial(one_corpus, model, task, trainer, flags.seeds, extent.has_search)
         for model, task in extent.pairs
-    ]
-    works.append(("frontier-plain", partial(point, "example", None)))
-    works += [(f"frontier-{unit}", partial(one_unit, unit, extent.epsilons, point)) for unit in UNITS]
+    }
+    works["frontier-plain"] = partial(point, "example", None)
+    works |= {f"frontier-{unit}": partial(one_unit, unit, extent.epsilons, point) for unit in UNITS}
     with ThreadPoolExecutor(flags.jobs) as pool:
-        list(pool.map(lambda work: work[1](), [work for work in works if flags.only in work[0]]))
+        list(pool.map(lambda name: works[name](), results.chosen(flags, works)))
     kept.write()
 
 

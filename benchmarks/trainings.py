@@ -33,16 +33,15 @@ def parse(name: str, description: str | None, only: str, arguments: Sequence[str
     Args:
         name: of the benchmark.
         description: of it.
-        only: what --only chooses from.
+        only: the names that --only chooses from.
         arguments: of the command line.
         more: further flags that take a whole number, with their defaults.
     """
     parser = results.reducible(name, description)
-    results.add_anew(parser)
+    results.add_choice(parser, only)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the corpora")
     parser.add_argument("--runs", type=Path, default=Path("runs") / name, metavar="DIR", help="where runs go")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="trainings at a time")
-    parser.add_argument("--only", default="", metavar="TEXT", help=f"only some: {only}")
     for flag, value in more.items():
         parser.add_argument(f"--{flag}", type=int, default=value, metavar="N")
     flags = parser.parse_args(arguments)
@@ -111,6 +110,11 @@ def flags(settings: Mapping[str, object]) -> list[str]:
     return found
 
 
+def named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without places on this machine."""
+    return {name: NAMED.get(value, value) for name, value in settings.items()}
+
+
 def final(folder: Path) -> dict[str, Any] | None:
     """The metrics of a complete run on its test set."""
     lines = metrics(folder)
@@ -125,9 +129,10 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def scores(folder: Path) -> dict[str, Any]:
-    """Error rates of a complete run, its ε and the share of its last epoch that was clipped, and its epochs."""
+    """Of a complete run: error rates, ε, share of the last epoch that was clipped, epochs, training set, minutes."""
     *_, last_epoch, test = metrics(folder)
+    data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     kept = ("test_ser", "test_intent_accuracy", "test_slot_f1", "epsilon")
     found = {name: test[name] for name in kept if name in test}
     found |= {name: last_epoch.get(name) for name in ("validation_ser", "clip_fraction")}
-    return {**found, "epochs": last_epoch["epoch"] + 1}
+    return {**found, "epochs": last_epoch["epoch"] + 1, "utterances": data["train"], "minutes": test["seconds"] / 60}

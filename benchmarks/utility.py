@@ -51,6 +51,8 @@ TUNED: dict[tuple[str, str], dict[str, Any]] = {
     ("bert", "nlu-eval"): {**_BERT, "epochs": 6},
 }
 
+COMMAND = "python -m benchmarks.utility plain --data DIR && python -m benchmarks.utility private --data DIR"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -187,11 +189,12 @@ def collect(runs: Path) -> dict[str, Any]:
         if metrics is not None:
             settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
             kept = {name: value for name, value in settings.items() if name not in ("data", "output")}
-            kept = {name: trainings.NAMED.get(value, value) for name, value in kept.items()}
+            kept = trainings.named(kept)
             data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
             found.append({"name": folder.name, "settings": kept, "metrics": metrics, "data": data})
     minutes = sum(one["metrics"]["seconds"] for one in found) / 60
-    return {"machine": machine(), "minutes": minutes, "workers": WORKERS, "runs": found}
+    about = {"command": COMMAND, "seed": 0, "machine": machine(), "minutes": minutes, "workers": WORKERS}
+    return {**about, "runs": found}
 
 
 def page(found: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import torch
 import edpsgd
 from benchmarks import report
 from benchmarks.membership import noise
-from benchmarks.readme import COMMANDS, TABLES, updated
+from benchmarks.readme import TABLES, WHAT, updated
 from benchmarks.results import RESULTS, load
 from benchmarks.utility import PAPER
 from edpsgd import accounting, cli
@@ -39,7 +39,7 @@ def test_the_tables_are_those_of_the_results() -> None:
 
 
 def test_every_measurement_is_listed() -> None:
-    assert {path.stem for path in RESULTS.glob("*.json")} <= COMMANDS.keys()
+    assert {path.stem for path in RESULTS.glob("*.json")} <= WHAT.keys()
 
 
 def test_the_figure_to_reach() -> None:
@@ -73,7 +73,7 @@ def test_where_to_set_the_dial() -> None:
         finer = ({"1": "4", "4": "16"}.get(unit), target / 10)
         assert finer not in sers or abs(sers[finer] / ser - 1) < 0.2
     plain = found["plain"]["test_ser"]
-    assert sers["1", 1e6] < 1.5 * plain < 2 * plain < sers["1", 1e5]
+    assert 1.4 * plain < sers["1", 1e6] < 1.6 * plain < 2 * plain < sers["1", 1e5]
     assert all(ser > 70 for (unit, target), ser in sers.items() if target <= 10 and unit != "example")
 
 

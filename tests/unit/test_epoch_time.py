@@ -56,7 +56,7 @@ def test_slow_contenders_are_compared_on_their_own_steps() -> None:
 
 def test_a_million_utterances_follow_from_a_tenth_and_say_so() -> None:
     times = {name: steps([1.0] * 6) for name in ("sgd", "edp", "groups", "example", "loop")}
-    found = figures({"many": piece(times, 1563, MANY, corpus="generated 10^5")})
+    found = figures({"many": piece(times, 1563, MANY, corpus="generated 10^5")}, {})
     small, large = found["rows"]
     assert (large["corpus"], large["utterances"]) == ("generated 10^6", 1_000_000)
     assert (small["contenders"]["sgd"]["seconds"], large["contenders"]["sgd"]["seconds"]) == (1563, 15_625)
@@ -73,13 +73,13 @@ def test_parts_make_a_whole_epoch() -> None:
         )
         for seconds, double in ((1.0, 1), (3.0, 2))
     }
-    [row] = figures(parts)["rows"]
+    [row] = figures(parts, {})["rows"]
     sgd, example = row["contenders"]["sgd"], row["contenders"]["example"]
     assert (sgd["seconds"], sgd["spread"], sgd["is_extrapolated"]) == (8.0, [4.0, 12.0], False)
     assert (example["ratio"], example["ratio_spread"], example["measured_steps"]) == (7 / 4, [1.0, 2.0], 2)
     sample = piece({"sgd": steps([9.0] * 3), "example": steps([9.0])}, 4, corpus="many")
-    assert figures({"many": sample, **parts})["rows"] == [row]
-    [row] = figures({"first": parts["many, part 1.0"]})["rows"]  # the rest is not there yet
+    assert figures({"many": sample, **parts}, {})["rows"] == [row]
+    [row] = figures({"first": parts["many, part 1.0"]}, {})["rows"]  # the rest is not there yet
     assert (row["contenders"]["sgd"]["seconds"], row["contenders"]["sgd"]["is_extrapolated"]) == (4.0, True)
 
 
@@ -98,12 +98,12 @@ def in_a_world_like_the_model(workers: int, beside: int, cores: int) -> dict:
     noise, wire = 40 / workers, 30 * 2 * (workers - 1) / workers
     parts = {"norm": 2.0, "scale": 3.0, "noise": noise, "wire": wire, "whole": 0.0}
     whole = {"sgd": compute * waiting + wire, "edp": waiting * (compute + 5 + 7 + noise) + wire}
-    return {"parameters": 9, "whole_ms": whole, "parts_ms": parts}
+    return {"parameters": 9, "whole_ms": whole, "parts_ms": parts, "machine": {"cores": cores}}
 
 
 def test_the_cost_model_finds_the_parts_and_predicts_the_rest() -> None:
     measured = {workers: in_a_world_like_the_model(workers, workers - 1, 2) for workers in (1, 2, 3)}
-    found = cost_model.fit(measured, cores=2)
+    found = cost_model.fit(measured)
     parts = {"compute": 100, "beside": 10, "norm": 5, "noise": 40, "wire": 30, "rest": 7}
     assert found["parts_ms"] == pytest.approx(parts)
     assert all(one["predicted_ms"] == pytest.approx(one["ms"]) for one in found["measured"])
@@ -116,10 +116,10 @@ def test_the_cost_model_finds_the_parts_and_predicts_the_rest() -> None:
 
 def test_the_cost_model_by_hand() -> None:
     """SGD takes 100 ms on one worker and 120 on two, 6 of them for the wire."""
-    alone = {"parameters": 9, "whole_ms": {"sgd": 100.0, "edp": 130.0}, "parts_ms": {}}
-    two = {"parameters": 9, "whole_ms": {"sgd": 120.0, "edp": 145.0}}
+    alone = {"parameters": 9, "whole_ms": {"sgd": 100.0, "edp": 130.0}, "parts_ms": {}, "machine": {"cores": 2}}
+    two = {"parameters": 9, "whole_ms": {"sgd": 120.0, "edp": 145.0}, "machine": {"cores": 2}}
     two["parts_ms"] = {"norm": 4.0, "noise": 10.0, "wire": 6.0}
-    found = cost_model.fit({1: alone, 2: two}, cores=2)
+    found = cost_model.fit({1: alone, 2: two})
     assert found["parts_ms"]["rest"] == pytest.approx(145 - 114 - 4 - 10 - 6)
     [four] = [one for one in found["predicted"] if one["workers"] == 4]
     assert four["edp_ms"] == pytest.approx(114 + 4 + 11 + 20 / 4 + 6 * 1.5)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,41 @@ def test_interrupting_and_going_on_gives_the_same_figures(tmp_path) -> None:
     assert (tmp_path / "parts" / "sums.md").read_text(encoding="utf-8").startswith("6 Made by `python -m sums`, 0 min")
 
 
+def test_what_was_measured_is_not_lost_if_no_page_can_be_made_of_it(tmp_path) -> None:
+    def failing(found: dict) -> str:
+        raise KeyError("a column")
+
+    run(tmp_path, {"a": 1}, Works())
+    broken = results.Pieces(tmp_path, "sums", counted, failing, "python -m sums")
+    with pytest.raises(KeyError, match="a column"):
+        broken.get("b", lambda: {"number": 2})
+    works = Works()
+    assert figures(run(tmp_path, {"a": 1, "b": 2}, works))["pieces"] == {"a": 1, "b": 2}
+    assert works.calls == []
+
+
+def test_a_piece_may_know_how_long_it_took_and_be_measured_again(tmp_path) -> None:
+    kept = results.Pieces(tmp_path, "sums", counted, page, "python -m sums")
+    assert kept.get("a", lambda: {"number": 1, "minutes": 7.0})["minutes"] == 7.0
+    assert kept.get("a", lambda: {"number": 2}, again=True)["number"] == 2
+    assert kept.get("a", lambda: {"number": 3})["number"] == 2
+
+
+def test_pieces_that_are_not_there_as_wanted(tmp_path) -> None:
+    pieces = {"a": {"settings": {"rounds": 2}}, "b": {"settings": {"rounds": 3}}, "c": {}}
+    assert results.missing(pieces, {name: {"rounds": 2} for name in "abcd"}) == ["b", "c", "d"]
+
+
+def test_a_choice_that_chooses_nothing_is_an_error() -> None:
+    names = ["frontier-1", "frontier-16", "clc-atis"]
+    assert results.chosen(Namespace(only="", page=False), names) == names
+    assert results.chosen(Namespace(only="frontier", page=False), names) == names[:2]
+    assert results.chosen(Namespace(only="frontier-1", page=False), names) == ["frontier-1"]
+    assert results.chosen(Namespace(only="", page=True), names) == []
+    with pytest.raises(SystemExit, match="--only atsi: that is in no name of frontier-1; frontier-16; clc-atis"):
+        results.chosen(Namespace(only="atsi", page=False), names)
+
+
 def test_pieces_are_measured_anew_on_request(tmp_path) -> None:
     """Those that were asked for; others stay."""
     run(tmp_path, {"a": 1, "b": 2}, Works())
@@ -111,12 +147,13 @@ class FakeJob:
         self.commands.append(command)
         self.folder.mkdir(exist_ok=True)
         (self.folder / "config.yaml").write_text("")
+        (self.folder / "data.json").write_text('{"train": 7}')
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
         (self.folder / "metrics.jsonl").write_text(text)
 
 
 LAST = {"epoch": 1, "validation_ser": 9.0, "clip_fraction": 0.5}
-TEST = {"test_ser": 8.0, "test_intent_accuracy": 99.0, "test_slot_f1": 90.0, "epsilon": 2.0}
+TEST = {"test_ser": 8.0, "test_intent_accuracy": 99.0, "test_slot_f1": 90.0, "epsilon": 2.0, "seconds": 90.0}
 
 
 def test_a_training_is_run_once(tmp_path, monkeypatch) -> None:
@@ -126,7 +163,9 @@ def test_a_training_is_run_once(tmp_path, monkeypatch) -> None:
     assert trainings.train(settings, tmp_path / "run") == trainings.train(settings, tmp_path / "run") == TEST
     assert len(job.commands) == 1
     assert job.commands[0][3:] == ["--model", "clc", "--private", "off", "--output", str(tmp_path / "run")]
-    assert trainings.scores(tmp_path / "run") == {**TEST, "validation_ser": 9.0, "clip_fraction": 0.5, "epochs": 2}
+    scores = {name: value for name, value in TEST.items() if name != "seconds"}
+    scores |= {"validation_ser": 9.0, "clip_fraction": 0.5, "epochs": 2, "utterances": 7, "minutes": 1.5}
+    assert trainings.scores(tmp_path / "run") == scores
 
 
 def test_an_interrupted_training_begins_again(tmp_path, monkeypatch) -> None:

@@ -133,7 +133,7 @@ def test_the_published_algorithm_is_trained() -> None:
 
 def piece(setting: Setting, validation: float, test: float) -> dict:
     cost = epsilons(setting, 0.1) if setting.noise_multiplier else None
-    scores = {"validation_ser": validation, "test_ser": test, "epochs": 8}
+    scores = {"validation_ser": validation, "test_ser": test, "epochs": 8, "utterances": 2642, "clip_fraction": 0.5}
     return {"table": vars(setting), **scores, "epsilon": cost, "real_share": 0.1 if cost else None}
 
 
@@ -154,12 +154,13 @@ def test_the_rows_are_the_most_noise_that_is_allowed() -> None:
     assert [run["test_ser"] for run in first["runs"]] == [6.1, 5.2]
     assert (none["settings"]["noise_multiplier"], none["tried"], none["is_allowed"]) == (1e-3, 3, True)
     assert [(run["test_ser"], run["auc"]) for run in none["runs"]] == [(6.4, attack["auc"]), (6.6, None)]
-    assert none["paper"] == {"ser": 5.49, "auc": 0.619, "log10_epsilon": 4.4}  # 6.3 less 12.9 %, 67.5 % less 8.26 %
+    assert none["paper"] == {"ser": 5.5, "auc": 0.619, "log10_epsilon": 4.4}  # 6.3 less 12.9 %, 67.5 % less 8.26 %
     assert not linear["is_allowed"]
     text = page({**found, "command": "c", "minutes": 1.0, "machine": {"processor": "p", "cores": 2}})
-    assert "| clc | atis | none | 1 | 0.001 | 6.50 (6.40 to 6.60) [5.49] | 0.600 (0.500 to 0.700) [0.619] |" in text
+    assert "| clc | atis | none | 1 | 0.001 | 6.50 (6.40 to 6.60) [5.5] | 0.600 (0.500 to 0.700) [0.619] |" in text
     assert "linear:0.5 † |" in text
     assert "Not complete: rows are missing" in text
+    assert "δ is the paper's, and above one over the number of training utterances of atis (2642)." in text
 
 
 def test_every_setting_has_a_name_of_its_own() -> None:
