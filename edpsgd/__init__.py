@@ -1,5 +1,6 @@
 """edpsgd: efficient differentially private SGD for torch, on one process, Horovod or torch.distributed."""
 
+from edpsgd import accounting, card
 from edpsgd.bounds import Bound, Report
 from edpsgd.budget import Budget, BudgetExhausted
 from edpsgd.checks import check_model
@@ -37,5 +38,7 @@ __all__ = [
     "PrivateOptimizer",
     "Report",
     "ShuffledBatches",
+    "accounting",
+    "card",
     "check_model",
 ]

@@ -165,6 +165,18 @@ class Books:
         if self.batches is not None:
             self.batches.take()
 
+    def lose(self) -> None:
+        """A step has left this worker and was not taken: if its examples come again, that is another pass."""
+        try:
+            self.ledger.end_event()
+        except OSError as error:
+            self._failure = error
+
+    @property
+    def position(self) -> int | None:
+        """Of the sampler, in its epoch."""
+        return None if self.batches is None else self.batches.position
+
     def state_dict(self) -> dict[str, Any]:
         """Ledger and sampler, JSON-ready."""
         batches = {} if self.batches is None else {"batches": self.batches.state_dict()}

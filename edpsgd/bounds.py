@@ -12,15 +12,24 @@ from edpsgd import accounting
 from edpsgd.events import Event, LedgerError, family
 from edpsgd.pld import Composition, Steps
 
-_UNVOUCHED = (
-    "no sampler vouches for the batches: it holds if no example was in two steps of an epoch and the number of steps "
-    "does not depend on the data"
-)
+_NOTHING = "no step is recorded: it says nothing of a training that took its steps elsewhere"
 _RAW_SCALES = "the layer scales are raw first-step norms: a release of private data that no noise covers, and not in ε"
-_SEEDED = "the noise comes from a given seed: it holds only while the seed is secret, and is used for no other run"
+_SEEDED = (
+    "the noise comes from a given seed: it holds only while the seed is secret, and is used for no other run and for "
+    "no step that was run again"
+)
 _ONE_PASS = (
     "examples were clipped in one backward pass, which is compared with autograd on some batches only: it holds if no "
     "loss depends on other examples, and the model lays them out in all batches as in those"
+)
+_ORDER = "micro-batches came together: it holds if the losses are in the order in which the sampler drew their examples"
+_SCALED = (
+    "a GradScaler follows the micro-batches that were discarded, which no noise covers: it holds if none was "
+    "discarded, or if the scale does not change"
+)
+_ROUNDED = (
+    "messages are rounded on the wire before they are summed: it holds as far as the noise of a single worker is much "
+    "larger than that"
 )
 _SEEDED_SAMPLING = (
     "the batches come from a given seed: it holds only while the seed is secret, and is used for no other run and for "
@@ -116,7 +125,7 @@ def report(
     """All methods side by side, and what it would be if every example were in every step."""
     charged, first = _charged(events), bound(events, delta, runs, composition)
     worst = accounting.gaussian_epsilon(_every_step(charged), delta)
-    others = tuple(condition for condition in first.conditions if condition != _UNVOUCHED)
+    others = _conditions([replace(event, epoch=None) for event in events], runs)
     last = Bound(worst, delta, f"exact Gaussian, every {_unit(runs)} in every step", first.neighbours, others)
     batching = _batching(charged)
     if batching == "shuffled":
@@ -202,14 +211,28 @@ def _neighbours(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _conditions(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    word = any(e.batching == "unvouched" and e.kind == "gradients" and e.epoch is not None and e.steps for e in events)
+    unvouched = [e for e in events if e.batching == "unvouched" and e.kind == "gradients" and e.steps]
     conditions = {
+        _NOTHING: not any(e.steps for e in events),
         _RAW_SCALES: any(_is_raw(e) for e in events),
-        _UNVOUCHED: word,
+        _word(any(e.epoch is not None for e in unvouched), runs): bool(unvouched),
         _ONE_PASS: any(run.get("one_pass") for run in runs),
+        _ORDER: any(run.get("one_pass") and (run.get("batches") or {}).get("together") for run in runs),
+        _SCALED: any(run.get("loss_scaling") for run in runs),
+        _ROUNDED: any(run.get("compression") for run in runs),
         _SEEDED: any(run.get("seeded") for run in runs),
         _SEEDED_SAMPLING: any(
             (run.get("batches") or {}).get("seeded") and run["batches"]["kind"] != "shuffled" for run in runs
         ),
     }
     return tuple(text for text, applies in conditions.items() if applies)
+
+
+def _word(has_epochs: bool, runs: Sequence[Mapping[str, Any]]) -> str:
+    """What nobody but the user knows of batches that no sampler made; without epochs every step is a pass."""
+    alone = "every micro-batch held one example, " if _has_single_examples(runs) else ""
+    where = "an epoch, of one step or of several," if has_epochs else "a step"
+    return (
+        f"no sampler vouches for the batches: it holds if {alone}no example was in two micro-batches of {where} and "
+        "the number of steps does not depend on the data"
+    )

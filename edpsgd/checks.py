@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from edpsgd.budget import Budget
 from edpsgd.collectives import Collective
 from edpsgd.sampling import Batches
+from edpsgd.settings import UNITS
 
 
 def check_model(model: nn.Module, forward: Callable[[], object] | None = None) -> None:
@@ -110,6 +111,8 @@ def check_no_ddp(parameters: Sequence[torch.Tensor]) -> None:
 
 def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The parameters by name; refuses what named_parameters() of a plain model would not give."""
+    if not isinstance(named_parameters, Iterable):
+        raise ValueError(f"named_parameters must be model.named_parameters(), got a {type(named_parameters).__name__}")
     named = list(named_parameters)
     if not all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor) for item in named):
         raise ValueError("named_parameters must hold (name, parameter) pairs, as model.named_parameters() does")
@@ -119,7 +122,10 @@ def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[s
     if len(layers) < len(named) or len({id(p) for p in layers.values()}) < len(named):
         raise ValueError("named_parameters holds a name or a parameter twice: pass model.named_parameters() as it is")
     if all(name.startswith("module.") for name in layers):
-        raise ValueError(f"the parameters belong to a DistributedDataParallel module ({named[0][0]}). {_NO_DDP}")
+        raise ValueError(
+            f"all names begin with module. ({named[0][0]}), as in DistributedDataParallel. {_NO_DDP}. "
+            "If it is no such module, call that child otherwise"
+        )
     for name, parameter in named:
         sharded = hasattr(parameter, "device_mesh") or "_fsdp_wrapped_module" in name or "_flat_param" in name
         if parameter.is_complex() or sharded:
@@ -158,7 +164,7 @@ def check_books(batches: object, budget: object, unit: str, ledger: object, coll
     if not isinstance(batches, Batches):
         raise ValueError(f"batches must be None, ShuffledBatches or PoissonBatches, got {type(batches).__name__}")
     check_place(batches, collective)
-    if not batches.fits(unit):
+    if unit in UNITS and not batches.fits(unit):
         raise ValueError(
             f"unit={unit!r} does not fit the sampler: with unit='example' use PoissonBatches(unit='example') or "
             "ShuffledBatches(batch_size=1), with unit='micro_batch' PoissonBatches(unit='micro_batch'), with "

@@ -218,11 +218,9 @@ def _plot(args: argparse.Namespace, training: Training, plans: Sequence[Schedule
 
 
 def _card(args: argparse.Namespace) -> str:
-    path = Path(args.run)
-    if path.is_dir():
-        path = path / LEDGER
-        if not path.exists():
-            args.refuse(f"argument RUN: must be a ledger file or a folder with {LEDGER} in it, got {args.run!r}")
+    path = Path(args.run) / LEDGER if Path(args.run).is_dir() else Path(args.run)
+    if not path.exists():
+        args.refuse(f"argument RUN: must be a ledger file or a folder with {LEDGER} in it, got {args.run!r}")
     written = path.with_name(f"{card.NAME}.json")
     delta = args.delta if args.delta is not None else _written_delta(args, written)
     not_covered = _written_statements(args, written)

@@ -5,6 +5,7 @@ A layer is one parameter tensor. Section numbers are those of privacy.md.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 FLOOR = 0.05
+_PART = 1 << 15  # elements whose squares can be summed in single precision with an error of some millionths
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,19 @@ def layer_norms(gradients: Sequence[torch.Tensor | None], home: torch.device) ->
     norms = [torch.zeros((), device=home, dtype=precision)] * len(gradients)
     for (_, dtype), indices in by_kind.items():
         kind = [g for i in indices if (g := gradients[i]) is not None]
-        found = torch._foreach_norm(kind, 2, dtype=torch.promote_types(dtype, torch.float32))
-        for index, norm in zip(indices, found, strict=True):
+        for index, norm in zip(indices, _norms(kind, torch.promote_types(dtype, torch.float32)), strict=True):
             norms[index] = norm.to(home, precision, non_blocking=True)
     return torch.stack(norms)
+
+
+def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """One for each gradient; on CPUs from parts, as torch's sum of very many squares comes out too small there."""
+    if not gradients[0].is_cpu:
+        return list(torch._foreach_norm(gradients, 2, dtype=dtype))
+    parts = [gradient.reshape(-1).split(_PART) for gradient in gradients]
+    found = iter(torch._foreach_norm([part for one in parts for part in one], 2, dtype=dtype))
+    of_parts = [list(itertools.islice(found, len(one))) for one in parts]
+    return [one[0] if len(one) == 1 else torch.linalg.vector_norm(torch.stack(one)) for one in of_parts]
 
 
 def is_finite(norms: torch.Tensor) -> torch.Tensor:

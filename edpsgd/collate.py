@@ -40,12 +40,10 @@ def _emptied(batch: Any) -> Any:
         emptied = copy.copy(batch)
         emptied.update({name: _emptied(value) for name, value in batch.items()})
         return emptied
-    if isinstance(batch, tuple):
-        parts = [_emptied(part) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    if isinstance(batch, list):
+    if isinstance(batch, tuple | list):
         has_parts = any(isinstance(part, torch.Tensor | Mapping | tuple | list) for part in batch)
-        return [_emptied(part) for part in batch] if has_parts else []
+        parts = [_emptied(part) for part in batch] if has_parts or hasattr(batch, "_fields") else []
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if isinstance(batch, str | int | float):
         return type(batch)()  # a text or a count of the batch: nothing of the example may stay
     raise ValueError(f"Collate cannot empty a {type(batch).__name__}: use a collate_fn that takes an empty list itself")

@@ -26,12 +26,11 @@ def _sampling(run: Mapping[str, Any], released: Sequence[Event]) -> str:
     batches = run.get("batches")
     if not batches:
         told = any(e.epoch is not None for e in released if e.kind == "gradients")
-        word = (
-            "the user's word is that no example is in two steps of an epoch."
-            if told
-            else ("set_epoch was not called, so every step counts as if all examples were in it.")
-        )
-        return f"No sampler vouches for the batches: {word}"
+        word = "no example is in two micro-batches of " + ("an epoch" if told else "a step")
+        if run.get("unit") == "example":
+            word = f"every micro-batch is one example, and {word}"
+        steps = "" if told else " set_epoch was not called, so every step counts as if all examples were in it."
+        return f"No sampler vouches for the batches: the user's word is that {word}.{steps}"
     mixed = any(e.batching == "unvouched" for e in released if e.kind == "gradients")
     vouched = "the sampler vouches for it" + (" in the last run, and nobody for earlier ones" if mixed else "")
     size = batches.get("batch_size")

@@ -153,6 +153,7 @@ class Federated:
             budget=budget,
         )
         self._drawn: Iterator[list[int]] | None = None
+        self._asked: tuple[tuple[int, int], float] | None = None  # a round, and what all of its users weigh
         self._moves = users.moves
 
     def round(self, data: Callable[[int], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor]) -> None:
@@ -186,12 +187,20 @@ class Federated:
         return next(self._drawn)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn": None}
+        return {**self.__dict__, "_drawn": None, "_asked": None}
 
     def _share(self, drawn: Sequence[int]) -> float:
-        """What contributions are multiplied by; only a denominator that follows the draw asks the other workers."""
+        """What contributions are multiplied by; only a denominator that follows the draw asks the other workers.
+
+        It asks once for a round, as the others do not ask again when this worker tries one again.
+        """
         own = math.fsum(self.users.weight(user) for user in drawn)
-        return self.users.share(math.fsum(self._collective.gather(own)) if self.users.follows_draw else own)
+        if not self.users.follows_draw:
+            return self.users.share(own)
+        which = (self.users.moves, self.users.position)
+        if self._asked is None or self._asked[0] != which:
+            self._asked = which, math.fsum(self._collective.gather(own))
+        return self.users.share(self._asked[1])
 
     def _train(self, data: Callable[[], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor], weight: float) -> None:
         """Leaves the user's clipped and weighted update in .grad, with the opposite sign, and the model as it was."""

@@ -29,6 +29,9 @@ class _Buffer:
 class GradientSum:
     """One flat buffer per device and dtype, with a view for each layer and a few free elements behind the first.
 
+    Layers of half precision are summed in single: rounding the sum would let one unit move all that the others have
+    added by much more than the clip norm.
+
     Args:
         parameters: the layers.
         tail: how many free elements to keep at the end of the first buffer, for what rides along on the wire.
@@ -37,7 +40,7 @@ class GradientSum:
     def __init__(self, parameters: Sequence[torch.Tensor], tail: int) -> None:
         by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, parameter in enumerate(parameters):
-            by_kind.setdefault((parameter.device, parameter.dtype), []).append(index)
+            by_kind.setdefault((parameter.device, noise.precision(parameter)), []).append(index)
         self._buffers = [
             _make_buffer([parameters[i] for i in layers], layers, tail if position == 0 else 0)
             for position, layers in enumerate(by_kind.values())
@@ -79,7 +82,8 @@ class GradientSum:
         """
         for buffer in self._buffers:
             found = [layer for layer in buffer.layers if gradients[layer] is not None]
-            sources = [gradient for layer in found if (gradient := gradients[layer]) is not None]
+            dtype = buffer.flat.dtype
+            sources = [gradient.to(dtype) for layer in found if (gradient := gradients[layer]) is not None]
             views = [self.views[layer] for layer in found]
             local = factors.to(buffer.flat.device, non_blocking=True)
             if self._is_empty:
@@ -103,8 +107,8 @@ class GradientSum:
         return self.views
 
     def keep_finite_(self, workers: int, dtype: torch.dtype | None) -> None:
-        """Bounds every element if anything travels in float16, so that the sum over the workers is finite."""
-        if torch.float16 in {dtype, *(tensor.dtype for tensor in self.wire)}:
+        """Bounds every element if it travels in float16, so that the sum over the workers is finite."""
+        if dtype is torch.float16:
             limit = 0.99 * torch.finfo(torch.float16).max / workers
             for buffer in self._buffers:
                 buffer.gradient.clamp_(-limit, limit)
@@ -126,7 +130,7 @@ def _make_buffer(parameters: Sequence[torch.Tensor], layers: list[int], tail: in
     offsets = [0]
     for parameter in parameters:
         offsets.append(offsets[-1] + parameter.numel())
-    flat = torch.zeros(offsets[-1] + tail, dtype=parameters[0].dtype, device=parameters[0].device)
+    flat = torch.zeros(offsets[-1] + tail, dtype=noise.precision(parameters[0]), device=parameters[0].device)
     views = [flat[start:end].view(p.shape) for p, start, end in zip(parameters, offsets[:-1], offsets[1:], strict=True)]
     return _Buffer(flat, layers, views, offsets)
 

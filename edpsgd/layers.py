@@ -71,9 +71,13 @@ class Layers:
         return gradients
 
     def hand_over_sum(self) -> None:
-        """Lets .grad show the sum."""
+        """Lets .grad show the sum; in half precision, a rounded copy of it."""
         for parameter, view in zip(self.parameters.values(), self.sum.views, strict=True):
-            parameter.grad = view
+            if view.dtype is not parameter.dtype:
+                largest = torch.finfo(parameter.dtype).max
+                parameter.grad = view.clamp(-largest, largest).to(parameter.dtype)
+            else:
+                parameter.grad = view
 
     def _describe(self) -> str:
         shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in self.parameters.items()]

@@ -96,7 +96,7 @@ class Ledger:
                 f"the ledger holds {' and '.join(sorted(others))} batches, and {batching} ones speak of other "
                 "neighbours: they cannot be accounted together. Use a new ledger, with an ε of its own"
             )
-        self._end_event()
+        self.end_event()
         self._is_level = False
         self._current = self._append(Event("gradients", epoch, batching=batching, sampling_rate=sampling_rate))
 
@@ -113,7 +113,7 @@ class Ledger:
             or _kind(self.events[last]) != ("gradients", epoch, batching, sampling_rate)
         ):
             return self.open_epoch(epoch, batching, sampling_rate)
-        self._end_event()
+        self.end_event()
         self._current, self._reserved, self._is_level = last, self.events[last].steps, False
 
     def charge(self, noise_multiplier: float) -> None:
@@ -168,7 +168,7 @@ class Ledger:
             raise LedgerError(
                 f"the checkpoint's ledger has format {state.get('format')!r}, this version reads {FORMAT}"
             )
-        self._end_event()
+        self.end_event()
         other = Ledger()
         other.runs = [dict(run) for run in state["runs"]]
         other.events = [Event(**event) for event in state["events"]]
@@ -185,7 +185,7 @@ class Ledger:
     def close(self) -> None:
         """Writes the exact step count and lets go of the file, which then takes no more charges; done at exit too."""
         if not self._is_closed:
-            self._end_event()
+            self.end_event()
             self._is_closed = True
             if self._file is not None:
                 self._file.close()
@@ -218,8 +218,8 @@ class Ledger:
         self.events.append(event)
         return index
 
-    def _end_event(self) -> None:
-        """Closes the open event, and replaces the steps reserved for it by those that happened."""
+    def end_event(self) -> None:
+        """Closes the open event, and replaces the steps reserved for it by those that happened; what follows is new."""
         index, reserved = self._current, self._reserved
         self._current, self._reserved = None, 0
         if index is not None and reserved > self.events[index].steps:

@@ -128,7 +128,7 @@ class GaussianStream:
                 self._add_on_cpu(part, std)
             else:
                 noise = torch.randn(
-                    part.shape, dtype=_precision(part), device=part.device, generator=self._generator(part.device)
+                    part.shape, dtype=precision(part), device=part.device, generator=self._generator(part.device)
                 )
                 part.add_(noise, alpha=std)
 
@@ -145,10 +145,12 @@ class GaussianStream:
         """
         half = (target.numel() + 1) // 2
         bits = self._random_bits(3 * half)
-        dtype = _precision(target)
+        dtype = precision(target)
         radius = bits[:half].bitwise_and_(0x7FFFFFFF).to(dtype)
         fraction = bits[half : 2 * half].bitwise_and_(0x7FFFFFFF).to(dtype)
-        radius.add_(fraction.add_(0.5), alpha=2.0**-31).mul_(2.0**-31).log_().mul_(-2.0).sqrt_()
+        radius.add_(fraction.add_(0.5), alpha=2.0**-31).mul_(2.0**-31)
+        radius.clamp_(max=1.0 - torch.finfo(dtype).eps / 2)  # rounded to 1, it would be no noise at all
+        radius.log_().mul_(-2.0).sqrt_()
         angle = fraction.copy_(bits[2 * half :]).mul_(math.pi * 2.0**-31)
         rest = target.numel() - half
         target[:half].addcmul_(radius, angle.cos(), value=std)
@@ -164,7 +166,8 @@ class GaussianStream:
 _ZEROS = bytes(6 * _CPU_CHUNK + 64)
 
 
-def _precision(tensor: torch.Tensor) -> torch.dtype:
+def precision(tensor: torch.Tensor) -> torch.dtype:
+    """In which sums and noise are computed: single, or what the tensor has if that is more."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

@@ -84,6 +84,7 @@ class PrivateOptimizer(OptimizerWrapper):
     _layers: Layers  # what the wrapped optimizer holds and trains
     _parts: Contributions  # the micro-batches of the step so far
     _scaler: GradScaler | None
+    _has_unscaled: bool  # whether a micro-batch of the step came without a scaler
 
     def __init__(
         self,
@@ -216,8 +217,10 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _loss_scale(self, scaler: GradScaler | None) -> torch.Tensor | None:
         if scaler is None or not scaler.is_enabled():
+            self._has_unscaled = True
             return None
         self._scaler = scaler
+        self._note("loss_scaling")
         return amp.loss_scale(scaler, self, self._layers.sum.home)
 
     def backward(
@@ -239,11 +242,12 @@ class PrivateOptimizer(OptimizerWrapper):
             count: how many micro-batches there are, with ``units``; the last ones may be empty.
             scaler: the GradScaler that scaled the losses, if there is one.
         """
-        if losses.dim() != 1:
-            raise ValueError(f"losses must be one number for each example, (B,), got shape {tuple(losses.shape)}")
+        if not isinstance(losses, torch.Tensor) or losses.dim() != 1:
+            shape = getattr(losses, "shape", None)
+            found = f"a {type(losses).__name__}" if shape is None else f"shape {tuple(shape)}"
+            raise ValueError(f"losses must be one number for each example, a tensor of shape (B,), got {found}")
         self._follow_parameters()
-        if not self.ledger.runs[-1].get("one_pass"):
-            self._books.note({"one_pass": True})
+        self._note("one_pass")
         loss_scale = self._loss_scale(scaler)
         try:
             numbers, count = self._books.grouping(losses, units, count, self._settings.unit)
@@ -251,6 +255,11 @@ class PrivateOptimizer(OptimizerWrapper):
         except BaseException:  # some units may be counted, and not in the sum
             self.abandon()
             raise
+
+    def _note(self, what: str) -> None:
+        """Writes down, once, that the run does something on which a condition of ε depends."""
+        if not self.ledger.runs[-1].get(what):
+            self._books.note({what: True})
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""
@@ -265,12 +274,20 @@ class PrivateOptimizer(OptimizerWrapper):
         if horovod_broadcast_root() is not None:
             self._state_made = True
             return self._make_inner_state(list(self._layers.parameters.values()))
+        if self._has_unscaled and getattr(self, "grad_scale", None) is not None:
+            self.abandon()
+            raise RuntimeError(
+                "scaler.step() after accumulate() or backward() without the scaler: their losses were scaled, but not "
+                "their gradients back. Pass scaler=scaler to them"
+            )
         self._follow_parameters()
         if (
             self._parts.closed == 0
             or self._layers.have_gradients()
             or self._books.expects_more_than(self._parts.closed)
         ):
+            if getattr(self, "grad_scale", None) is not None:
+                self._note("loss_scaling")
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
             self._layers.sum.scale_(1.0 / self._divisor)
@@ -372,12 +389,17 @@ class PrivateOptimizer(OptimizerWrapper):
             else None,
             "the step counter": number,
             "the epoch": self._epoch,
+            "the step of the epoch": self._books.position,
             "the noise multiplier": self._noise_multiplier,
             "the clip norm": self.clip_norm,
             "the trained parameters": self._layers.description,
             "whether the step may be taken": "yes" if refusal is None else f"no, {refusal}",
         }
-        discarded = agreement.exchange(self._collective, tensors, tail, state, self._parts.discarded, dtype)
+        try:
+            discarded = agreement.exchange(self._collective, tensors, tail, state, self._parts.discarded, dtype)
+        except BaseException:
+            self._books.lose()
+            raise
         if refusal is not None:
             raise refusal
         self._books.take()
@@ -433,7 +455,8 @@ class PrivateOptimizer(OptimizerWrapper):
             self._start_step()
 
     def _start_step(self) -> None:
-        self._parts, self._scaler = Contributions(self._layers, self._settings, self._clips), None
+        self._parts = Contributions(self._layers, self._settings, self._clips)
+        self._scaler, self._has_unscaled = None, False
 
     # ---------------------------------------------------------------- checkpoints and copies
 

@@ -13,11 +13,12 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sized
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Sampler
+import torch
+from torch.utils.data import DataLoader, Sampler
 
 from edpsgd import agreement
 from edpsgd.collectives import Collective, resolve
@@ -53,7 +54,7 @@ class Batches(Sampler[list[int]]):
     def __init__(self, examples: int | Sized, read_ahead: int, collective: str | Collective, seed: int | None) -> None:
         workers = resolve(collective)
         self._rank, self._workers = workers.rank, workers.size
-        self.examples = len(examples) if isinstance(examples, Sized) else examples
+        self.examples = _count(examples)
         self.seed, self.read_ahead = seed, read_ahead
         self.epoch, self.position, self.passes, self.moves = 0, 0, 0, 0
         self._begin, self._drawn = 0, 0  # position at the last set_epoch or load; batches handed out in this epoch
@@ -90,7 +91,8 @@ class Batches(Sampler[list[int]]):
             for batch in [list(chain.from_iterable(drawn))] if self.together else drawn:
                 if self._iteration is not mine:
                     raise RuntimeError(
-                        "another iteration or epoch has begun since: take the batches from a new iterator"
+                        "another iteration or epoch has begun since: take the batches from a new iterator, and "
+                        "evaluate with a DataLoader without this sampler"
                     )
                 self._drawn += len(drawn) if self.together else 1
                 yield batch
@@ -132,14 +134,20 @@ class Batches(Sampler[list[int]]):
             return f"the sampler has not produced the batches of step {self.position}: take them from it"
         expected = self.micro_batches or max(1, sum(self._sizes[self.position]))
         if closed != expected:
-            return f"the step has {closed} micro-batches, and the sampler made {expected} for it"
+            return f"the step has {closed} micro-batches, and the sampler made {expected} for it{self._advice(closed)}"
         if ahead > self.read_ahead:
             return (
                 f"the sampler is {ahead} batches ahead. Every batch is a micro-batch of its own, an empty one too: "
-                "none may be skipped or added to another. If a DataLoader with num_workers reads ahead, say so to the "
-                "sampler: read_ahead=num_workers * prefetch_factor"
+                "none may be skipped or added to another, and step() is called also where backward was left out. If a "
+                "DataLoader with num_workers reads ahead, say so to the sampler: read_ahead=num_workers * "
+                "prefetch_factor"
             )
         return None
+
+    def _advice(self, closed: int) -> str:
+        if self.micro_batches is None:
+            return ": call optimizer.backward(losses) with one loss for each example" if closed == 1 else ""
+        return f": give it micro_batches={closed}, if so many are meant" if closed > self.micro_batches else ""
 
     def is_whole(self, examples: int) -> bool:
         """Whether so many examples are all of a step whose batches came together."""
@@ -153,7 +161,10 @@ class Batches(Sampler[list[int]]):
         return sizes
 
     def _is_over(self) -> str:
-        return f"all {self.steps_per_epoch} steps of this epoch were taken: call optimizer.set_epoch() for the next"
+        return (
+            f"all {self.steps_per_epoch} steps of this epoch were taken: call optimizer.set_epoch() for the next, and "
+            "evaluate with a DataLoader without this sampler"
+        )
 
     def take(self) -> None:
         """Notes that the optimizer has taken a step."""
@@ -167,6 +178,7 @@ class Batches(Sampler[list[int]]):
             "examples": self.examples,
             "micro_batches": self.micro_batches,
             "steps_per_epoch": self.steps_per_epoch,
+            "together": self.together,
             "seeded": self.seed is not None,
         }
 
@@ -356,7 +368,7 @@ class PoissonBatches(Batches):
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         q = self.sampling_rate
         if isinstance(q, bool) or not isinstance(q, int | float) or not 0 < q <= 1:
-            raise ValueError(f"sampling_rate must be > 0 and <= 1, got {q!r}")
+            raise ValueError(f"sampling_rate must be > 0 and <= 1, got {shown(q)}")
         if self.unit not in self._units:
             raise ValueError(f"unit must be 'micro_batch' or 'example', got {self.unit!r}")
         check_count("micro_batches", self._slots)
@@ -417,4 +429,23 @@ class PoissonBatches(Batches):
 def check_count(name: str, value: object, least: int = 1) -> None:
     """Refuses what is not an int, or less than it may be."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an int >= {least}, got {value!r}")
+        raise ValueError(f"{name} must be an int >= {least}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """For an error: a number as it is, of anything else only the kind, as it may hold private text.
+
+    Example:
+        >>> shown(-1), shown(["call anna"])
+        ('-1', 'a list')
+    """
+    return repr(value) if isinstance(value, int | float | None) else f"a {type(value).__name__}"
+
+
+def _count(examples: int | Sized) -> int:
+    """The size of a data set. What has another length than its examples stays, and is refused as no number."""
+    has_columns = isinstance(examples, Mapping) and any(isinstance(name, str) for name in examples)
+    has_columns |= isinstance(examples, tuple) and any(isinstance(part, torch.Tensor) for part in examples)
+    if isinstance(examples, Sized) and not has_columns and not isinstance(examples, DataLoader):
+        return len(examples)
+    return cast("int", examples)

@@ -10,6 +10,8 @@ from typing import Any
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.noise import Decay
 
+UNITS = ("micro_batch", "example", "user")
+
 
 def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
@@ -45,7 +47,7 @@ class Settings:
         _check_number("clip_norm", self.clip_norm, 0.0, strict=True)
         _check_number("noise_multiplier", self.noise_multiplier, 0.0, strict=False)
         _check_choice("clipping", self.clipping, ("flat", "per_layer"))
-        _check_choice("unit", self.unit, ("micro_batch", "example", "user"))
+        _check_choice("unit", self.unit, UNITS)
         _check_choice("noise", self.noise, ("calibrated", "paper"))
         _check_choice("noise_placement", self.noise_placement, ("sharded", "per_worker"))
         _check_choice("compression", self.compression, (None, "fp16", "bf16"))

@@ -21,6 +21,8 @@ def canary_scores(folder: str | Path, device: str = "cpu") -> tuple[npt.NDArray[
         device: where to compute.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"there is no run folder {folder}")
     if not (folder / canaries.FILE).exists():
         raise ValueError(f"{folder} has no canaries: train with --canaries N")
     parts, found = load(folder), canaries.load(folder)

@@ -197,12 +197,15 @@ class BertTable:
     def check(self, word_ids: npt.NDArray[np.integer], starts: npt.NDArray[np.int64]) -> None:
         """Refuses utterances that are too long for the encoder, before training rather than in the middle of it."""
         before = np.concatenate([[0], np.cumsum(self._sizes[word_ids])])
-        self._check(np.diff(before[starts]))
+        self._check(np.diff(before[starts]), advice="; --longest WORDS leaves out those with more words")
 
-    def _check(self, totals: npt.NDArray[np.int64]) -> None:
-        longest = int(totals.max(initial=0))
-        if longest + 2 > self._most:
-            raise ValueError(f"an utterance has {longest} pieces, and the encoder reads {self._most - 2} at most")
+    def _check(self, totals: npt.NDArray[np.int64], advice: str = "") -> None:
+        too_long = np.count_nonzero(totals + 2 > self._most)
+        if too_long:
+            raise ValueError(
+                f"{too_long} of {len(totals)} utterances have more than the {self._most - 2} pieces that the encoder "
+                f"reads, the longest {totals.max()}{advice}"
+            )
 
     def batch(self, word_ids: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """What BERT reads of utterances whose words stand one after the other."""

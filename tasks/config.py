@@ -29,6 +29,7 @@ class Config(Settings):
     data_seed: int = setting(0, "of generated utterances", group="data")
     canaries: int = setting(0, "random utterances, each trained on or not by a coin, for mia.audit", group="data")
     skip_bad_lines: bool = setting(False, "leave out and count lines that cannot be read", group="data")
+    longest: int | None = setting(None, "leave out and count utterances with more words than this", group="data")
     labels: str = setting("training-set", "a JSON file with the lists intents and slots, or training-set", group="data")
 
     model: str = setting("clc", "the kind of model", ("clc", "bert"), "model")
@@ -113,7 +114,7 @@ class Config(Settings):
 
     def _check_amounts(self) -> None:
         sizes = ("examples", "epochs", "batch_size", "micro_batches", "hidden", "layers", "dimension", "max_words")
-        self.check((*sizes, "bucket_size"), "at least 1", lambda value: value >= 1)
+        self.check((*sizes, "bucket_size", "longest"), "at least 1", lambda value: value >= 1)
         self.check(("dropout", "word_dropout", "warmup"), "from 0 to below 1", lambda value: 0 <= value < 1)
         positive = ("learning_rate", "head_learning_rate", "epsilon", "clip_norm", "early_stopping", "threads")
         self.check(positive, "above 0", lambda value: value > 0)
@@ -122,7 +123,7 @@ class Config(Settings):
         require(2 * self.canaries * self.delta <= 1, "canaries", self.canaries, "at most 1/(2δ), or δ smaller")
         require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
         require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to below 2**63")
-        require(self.task == "generated" or self.data is not None, "data", self.data, "the folder or file to read")
+        require(self.task == "generated" or bool(self.data), "data", self.data, "the folder or file to read")
 
     def _check_privacy(self) -> None:
         if self.private == "off":

@@ -74,7 +74,7 @@ class Corpus:
         intent_ids: one for each utterance.
         repaired: how many I- tags without their B- were read as B-.
         skipped: how many bad lines were left out.
-        left_out: how many rows were left out because the publishers marked them as unusable.
+        left_out: how many rows were left out because the publishers marked them as unusable, or as too long.
 
     Example:
         >>> corpus = Corpus([Utterance(("call", "anna"), ("O", "B-name"), "call")])
@@ -106,6 +106,13 @@ class Corpus:
             tuple(self.tags[i] for i in self.tag_ids[part]),
             self.intents[self.intent_ids[row]],
         )
+
+    def shorter(self, longest: int) -> Corpus:
+        """Without the utterances that have more words than that."""
+        found = Corpus(utterance for utterance in self if len(utterance.words) <= longest)
+        found.repaired, found.skipped = self.repaired, self.skipped
+        found.left_out = self.left_out + len(self) - len(found)
+        return found
 
     def __iter__(self) -> Iterator[Utterance]:
         return (self[row] for row in range(len(self)))

@@ -64,5 +64,7 @@ def load(config: Config, folder: Path | None, seed: int) -> Data:
 def read(config: Config) -> Corpus:
     """The corpus alone."""
     if config.task == "generated":
-        return Corpus(generate.utterances(config.examples, seed=config.data_seed))
-    return readers.read(config.task, config.data or "", config.skip_bad_lines)
+        found = Corpus(generate.utterances(config.examples, seed=config.data_seed))
+    else:
+        found = readers.read(config.task, config.data or "", config.skip_bad_lines)
+    return found if config.longest is None else found.shorter(config.longest)

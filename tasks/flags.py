@@ -70,8 +70,13 @@ def read_file(kind: type[Settings], path: str | Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:  # whose text may be private
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        form = "TOML" if path.suffix == ".toml" else "YAML"
+        raise ValueError(f"the configuration {path} is no {form}{where}") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"the configuration {path} must be names and values")
     hints, settings = get_type_hints(kind), {}

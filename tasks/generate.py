@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from tasks.corpus import OUTSIDE, Utterance
@@ -146,10 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.count < 1:
         parser.error(f"count must be at least 1, got {options.count}")
-    with open(options.output, "w", encoding="utf-8") as file:
-        for found in utterances(options.count, options.seed, options.domains):
-            json.dump({"tokens": found.words, "tags": found.tags, "intent": found.intent}, file)
-            file.write("\n")
+    try:
+        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
+        with open(options.output, "w", encoding="utf-8") as file:
+            for found in utterances(options.count, options.seed, options.domains):
+                json.dump({"tokens": found.words, "tags": found.tags, "intent": found.intent}, file)
+                file.write("\n")
+    except OSError as error:
+        parser.error(f"cannot write {options.output}: {error.strerror}")
 
 
 if __name__ == "__main__":

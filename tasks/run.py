@@ -121,6 +121,8 @@ def check_data(folder: str | Path, rows: Split) -> dict[str, Any]:
 
 def build(config: Config, corpus: Corpus, rows: Rows) -> Parts:
     """A new model for a corpus of which some rows are for training."""
+    if config.model == "clc" and config.freeze != "none":
+        raise ValueError(f"freeze is for bert, and the model is clc: got {config.freeze}")
     if (config.pretrained if config.model == "clc" else config.vectors) is not None:
         raise ValueError(f"vectors are for clc and pretrained is for bert, and the model is {config.model}")
     words = _word_list(config, corpus, rows) if _has_word_list(config) else None

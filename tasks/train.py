@@ -79,13 +79,13 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     batches = make_batches(config, len(data.rows.train), team.collective)
     plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
     _say(team, _summary(config, data, plan, team.collective.size))
+    torch.manual_seed(config.seed if config.seed is not None else torch.seed())
+    parts = team.together(lambda: _parts(config, data, resume))
+    examples = _prepare(config, data, parts)
     if dry_run:
         return None
     name = f"{config.task}-{config.model}-{config.private}"
     folder = run.new_folder(config.output, name, team) if resume is None else resume
-    torch.manual_seed(config.seed if config.seed is not None else torch.seed())
-    parts = team.together(lambda: _parts(config, data, resume))
-    examples = _prepare(config, data, parts)
     if resume is None:
         team.on_first(lambda: _begin(folder, config, parts, data, team.collective.size))
     training = Training(config, team, parts, batches, plan, folder)

@@ -230,6 +230,23 @@ def test_the_script_runs(tmp_path, launcher) -> None:
     assert printed[1] in done.stdout
 
 
+def test_the_snippets_with_smaller_units_run() -> None:
+    """After the script, in its place: K = 4 micro-batches, then single examples."""
+    found = re.search(r"```python\n(import horovod.*?)for epoch", README, re.DOTALL)
+    blocks = re.findall(r"```python\n((?:optimizer.set_epoch|batches = edpsgd.Poisson).*?)```", README, re.DOTALL)
+    sampler = re.search(r"`batches = (edpsgd.ShuffledBatches\(.*?\))`", README, re.DOTALL)
+    assert found is not None
+    assert sampler is not None
+    assert len(blocks) == 2
+    names: dict = {}
+    exec(found[1].replace("edpsgd.ShuffledBatches(data, batch_size=4)", " ".join(sampler[1].split())), names)
+    exec(blocks[0], names)
+    assert [event.steps for event in names["optimizer"].ledger.events] == [5]
+    exec(blocks[1], names)
+    assert [event.steps for event in names["optimizer"].ledger.events] == [20]
+    assert "add or remove one example" in str(names["optimizer"].epsilon(1e-5))
+
+
 def test_the_accounting_example_and_the_plan_above_it() -> None:
     """The figures of the table are those of the command, rounded up."""
     found = re.search(r"```python\n(from edpsgd import LinearDecay.*?)\n(accounting.poisson.*?)  #", README, re.DOTALL)

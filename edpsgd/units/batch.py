@@ -33,7 +33,7 @@ class Batch:
         is_doubtful: whether something must be looked at, for its gradient was zero until now.
         is_checked: whether something was looked at, so that autograd must be asked too; the graph is then kept.
         pattern: which operations follow which in this batch.
-        is_new: whether that has not been seen in a batch that agreed with autograd.
+        is_new: whether that has not been seen in a batch that agreed with autograd, or cannot be seen.
         is_changed: whether the examples lie otherwise somewhere than in earlier batches.
         slow: names of parameters that no rule serves in this batch.
         tolerance: relative, of the precision in which the gradients came.
@@ -55,8 +55,9 @@ class Batch:
         self._uses = self._find_uses()
         self._served: dict[str, list[tuple[Use, Layout]]] = {}
         self._cut_at: dict[frozenset[tuple[Node, Layout]], list[str]] = {}
-        self.pattern = self._graph.pattern(_starts([_packing(found) for found in self._uses.values()]))
-        self.is_new = not self.pattern <= knowledge.patterns
+        steps = _starts([_packing(found) for found in self._uses.values()])
+        self.pattern = self._graph.pattern(steps)
+        self.is_new = self._graph.hides_places(steps) or not self.pattern <= knowledge.patterns
         is_due = is_due or self.is_new
         self.is_checked = self._plan(knowledge, distrusted, is_due) or is_due
         self.slow = [name for names in self._cut_at.values() for name in names]
@@ -163,13 +164,16 @@ class Batch:
         self, cut: Iterable[tuple[Node, Layout]], names: Sequence[str], received: dict[Node, Gradients]
     ) -> Cut:
         edges, gradients = [], []
+        below = {node for top, _ in cut for node in (top, *self._graph.below(top))}
+        is_rounded = any(node.name() == "ToCopyBackward0" for node in below)
         for node, layout in cut:
             for edge in self._graph.edges(node):
                 gradient = received[node][edge.output_nr]
                 if gradient is not None:
                     edges.append(edge)
                     gradients.append((gradient, layout))
-        return Cut(edges, gradients, {self._numbers[name]: self._parameters[name] for name in names}, self._units)
+        parameters = {self._numbers[name]: self._parameters[name] for name in names}
+        return Cut(edges, gradients, parameters, self._units, is_rounded)
 
     # ---------------------------------------------------------------- results
 

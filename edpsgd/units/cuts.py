@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from edpsgd import clipping
 from edpsgd.units.graph import Graph
 from edpsgd.units.rows import Layout, Units
 
@@ -57,6 +58,8 @@ class Cut:
         gradients: what they receive, and how the examples lie in it.
         parameters: the layers, by number.
         units: of the batch.
+        is_rounded: whether something is cast on the way. Autograd would then round sums over units to half precision,
+            and one unit would move what others have added: they are added one by one instead.
     """
 
     def __init__(
@@ -65,8 +68,12 @@ class Cut:
         gradients: Sequence[tuple[torch.Tensor, Layout]],
         parameters: dict[int, torch.Tensor],
         units: Units,
+        is_rounded: bool,
     ) -> None:
         self._edges, self._gradients, self.parameters, self._units = list(edges), gradients, parameters, units
+        halves = {torch.float16, torch.bfloat16}
+        dtypes = {one.dtype for one, _ in gradients} | {p.dtype for p in parameters.values()}
+        self._is_rounded = is_rounded or bool(halves & dtypes)
         self._dropped: torch.Tensor | None = None
 
     def _backward(self, factors: torch.Tensor, numbers: Sequence[int]) -> list[torch.Tensor | None]:
@@ -90,12 +97,15 @@ class Cut:
         numbers = list(self.parameters)
         found = {n: self._zeros(parameter) for n, parameter in self.parameters.items()}
         for unit in self._units.present:
-            only = torch.zeros(self._units.count)
-            only[unit] = 1.0
-            for number, gradient in zip(numbers, self._backward(only, numbers), strict=True):
+            for number, gradient in zip(numbers, self._of_unit(unit, numbers), strict=True):
                 if gradient is not None:
-                    found[number][unit] = torch.linalg.vector_norm(gradient, dtype=found[number].dtype)
+                    found[number][unit] = clipping.layer_norms([gradient], gradient.device)[0]
         return found
+
+    def _of_unit(self, unit: int, numbers: Sequence[int]) -> list[torch.Tensor | None]:
+        only = torch.zeros(self._units.count)
+        only[unit] = 1.0
+        return self._backward(only, numbers)
 
     def _zeros(self, parameter: torch.Tensor) -> torch.Tensor:
         dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -111,6 +121,12 @@ class Cut:
                 self._add(sums, factors[:, number], [number])
 
     def _add(self, sums: Sums, factors: torch.Tensor, numbers: Sequence[int]) -> None:
+        for unit in self._units.present if self._is_rounded else ():
+            for number, gradient in zip(numbers, self._of_unit(unit, numbers), strict=True):
+                if gradient is not None:
+                    sums[number].add_(gradient.to(sums[number].dtype) * factors[unit].to(sums[number]))
+        if self._is_rounded:
+            return
         for number, gradient in zip(numbers, self._backward(factors, numbers), strict=True):
             if gradient is not None:
                 sums[number].add_(gradient)

@@ -74,6 +74,7 @@ class Graph:
         self.leaves: dict[int, Node] = {}
         self.moving: set[Node] = set()
         self.reshaped: set[frozenset[int]] = set()
+        self._written: list[Node] = []  # where something was written into a part of a tensor
         self.nodes = self._walk()
 
     def _walk(self) -> list[Node]:
@@ -104,6 +105,8 @@ class Graph:
             self.leaves[id(saved(node, "variable"))] = node
         elif (name in PICKING or name in SCATTERING) and _takes_activations(node):
             self.moving.add(node)
+        elif name == "torch::autograd::CopySlices":
+            self._written.append(node)
         elif name in VIEWS:
             sizes = (saved(node, "_saved_self_sym_sizes"), shapes(node)[0])
             self.reshaped.add(frozenset(size[0] if size else 1 for size in sizes))
@@ -123,6 +126,10 @@ class Graph:
             for slot, (child, output) in enumerate(node.next_functions)
             if child is not None
         )
+
+    def hides_places(self, steps: Collection[int]) -> bool:
+        """Whether rows were written somewhere, for autograd does not say where; but for packed sequences' steps."""
+        return any(not _is_unpacked(node, steps) for node in self._written)
 
     def edges(self, node: Node) -> list[GradientEdge]:
         """What autograd can be asked for: the gradients that the node receives."""
@@ -196,6 +203,16 @@ def _mark(node: Node, steps: Collection[int]) -> tuple[object, ...]:
     if name == "SliceBackward0" and constants[1] in steps:
         constants[1] = "a step"
     return (name, *(tuple(one) if isinstance(one, list) else one for one in constants))
+
+
+def _is_unpacked(node: Node, steps: Collection[int]) -> bool:
+    """Whether the node writes some steps of packed sequences, as pad_packed_sequence does."""
+    value = node.next_functions[1][0]
+    while value is not None and value.name() in VIEWS:
+        value = value.next_functions[0][0]
+    if value is None or value.name() != "SliceBackward0":
+        return False
+    return bool(steps) and saved(value, "_saved_start") in {0, *steps}
 
 
 class Mixed:

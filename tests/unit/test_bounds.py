@@ -53,18 +53,33 @@ def test_unvouched() -> None:
     assert bound.epsilon == gaussian_epsilon([2.0, 1.0], 1e-5)
     (condition,) = bound.conditions
     assert "no sampler vouches" in condition
+    assert "no example was in two micro-batches of an epoch, of one step or of several, and" in condition
     for text in (str(bound), str(report)):
         assert f"on condition: {condition}" in text
     worst = report.bounds[-1]
     assert worst.method == "exact Gaussian, every example in every step"
     assert worst.epsilon == pytest.approx(gaussian_epsilon([2.0] * 10 + [1.0] * 10, 1e-5), rel=1e-12)
-    assert worst.conditions == ()
+    (condition,) = worst.conditions
+    assert "no example was in two micro-batches of a step and" in condition
+
+
+def test_of_single_examples_it_is_said_that_they_must_be_single() -> None:
+    """Nobody but the user knows how many examples a gradient is of."""
+    for epoch in (0, None):
+        events = [gradients(epoch, 2.0, batching="unvouched")]
+        (condition,) = bounds.bound(events, 1e-5, [{"unit": "example"}]).conditions
+        assert "it holds if every micro-batch held one example, no example was in two" in condition
+
+
+def test_a_ledger_without_steps_says_so() -> None:
+    assert "no step is recorded" in str(bounds.bound([], 1e-5))
 
 
 def test_without_epochs_every_step_is_a_pass() -> None:
     bound = bounds.bound([gradients(None, 2.0, batching="unvouched")], 1e-5)
     assert bound.epsilon == pytest.approx(gaussian_epsilon([2.0] * 10, 1e-5), rel=1e-12)
-    assert bound.conditions == ()
+    (condition,) = bound.conditions
+    assert "no example was in two micro-batches of a step and" in condition
 
 
 def test_an_epoch_that_was_run_twice_costs_twice() -> None:

@@ -310,8 +310,10 @@ def test_card_without_a_ledger(capsys, tmp_path) -> None:
         "edpsgd card: error: RUN must be a ledger file or a folder with ledger.jsonl in it, got " + repr(str(tmp_path))
     )
     missing = str(tmp_path / "nothing")
-    line = refused(capsys, "card", missing, "--delta", "1e-5")
-    assert line == f"edpsgd card: error: RUN {missing!r} cannot be read: No such file or directory"
+    for more in ([], ["--delta", "1e-5"]):
+        line = refused(capsys, "card", missing, *more)
+        wanted = "RUN must be a ledger file or a folder with ledger.jsonl in it"
+        assert line == f"edpsgd card: error: {wanted}, got {missing!r}"
 
 
 def test_card_of_a_damaged_ledger(capsys, folder) -> None:

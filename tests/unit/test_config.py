@@ -65,12 +65,26 @@ def test_dry_run_and_booleans() -> None:
         ("task: 5", "task"),
         ("model: off", "model"),
         ("3", "names and values"),
-        ("a: b: c", "cannot read"),
+        ("a: b: c", "is no YAML, line 1"),
     ],
 )
 def test_a_file_with_something_wrong(tmp_path, capsys, text, named) -> None:
     """The error names the setting."""
     assert named in refused(capsys, "--config", written(tmp_path, "a.yaml", text), *PRIVATE)
+
+
+def test_the_text_of_a_file_is_not_told(tmp_path, capsys) -> None:
+    """It may be the data, by mistake."""
+    text = '{"text": "my card is 4111"}\n{"text": "call anna"}\n'
+    for name in ("a.yaml", "a.toml"):
+        said = refused(capsys, "--config", written(tmp_path, name, text), *PRIVATE)
+        assert f"{name} is no" in said
+        assert not any(word in said for word in ("4111", "anna"))
+
+
+def test_an_empty_name_of_the_data_is_refused(capsys) -> None:
+    """As an unset variable of the shell gives it."""
+    assert "data must be the folder or file to read" in refused(capsys, "--task", "jsonl", "--data", "", *PRIVATE)
 
 
 def test_files_that_cannot_be_read(tmp_path, capsys) -> None:

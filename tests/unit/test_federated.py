@@ -16,7 +16,7 @@ from torch import nn
 import edpsgd
 from edpsgd import ClippedDenominator, FedAvg, FedSGD, FixedDenominator, FixedSizeUsers, PoissonUsers, card
 from edpsgd.federated import as_if
-from tests.common import SIGNIFICANCE
+from tests.common import SIGNIFICANCE, Spy
 from tests.federation import Point, points_of, pushed, reference_round, towards, training
 
 S = 2.0
@@ -239,6 +239,31 @@ def test_a_failing_user_leaves_the_model_as_it_was() -> None:
     federated.round(lambda user: [torch.ones(3, 5)], towards(model))  # the same round, tried again
     torch.testing.assert_close(model.flat().detach(), before + 0.1 * (1 - before))
     assert federated.optimizer.ledger.events[0].steps == 1
+
+
+def test_a_round_that_is_tried_again_asks_the_others_once() -> None:
+    """They did not fail, and wait for the sum."""
+
+    class Counts(Spy):
+        gathered = 0
+
+        def gather(self, value):
+            self.gathered += 1
+            return super().gather(value)
+
+    model, spy = Point(), Counts()
+    users = PoissonUsers(1, 1.0, denominator=ClippedDenominator(1.0), collective=spy)
+    federated = training(model, users, FedAvg(0.1), collective=spy)
+    before = spy.gathered
+
+    def broken(user: int):
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        federated.round(broken, towards(model))
+    for _ in range(2):
+        federated.round(lambda user: [torch.ones(3, 5)], towards(model))
+    assert spy.gathered == before + 2  # once for each of two rounds
 
 
 def test_a_gradient_that_somebody_left_behind_is_no_user() -> None:

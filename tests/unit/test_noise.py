@@ -135,3 +135,12 @@ def test_decays_with_a_bad_tau(text) -> None:
     name = text.partition(":")[0]
     with pytest.raises(ValueError, match=f"^decay must have a finite TAU >= 0, as in {name}:0.05, got {text!r}$"):
         parse_decay(text)
+
+
+def test_no_coordinate_is_left_bare(monkeypatch) -> None:
+    """The largest 31 bits round to 2³¹, whose logarithm would be 0."""
+    bits = torch.tensor([2**31 - 1, 2**31 - 64, 2**31 - 65, 0, 0, 0, 1, 2, 3], dtype=torch.int64).to(torch.int32)
+    monkeypatch.setattr(GaussianStream, "_random_bits", lambda self, count: bits[:count].clone())
+    noise = torch.zeros(6)
+    GaussianSource(1, 0).stream(0).add_to(noise, 1.0)
+    assert bool((noise.abs() > 0).all())

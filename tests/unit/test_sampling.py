@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import edpsgd
+from edpsgd import PoissonBatches, ShuffledBatches
 from tests.common import Bag, private, quiet, set_gradients
 
 Pair = collections.namedtuple("Pair", "words intent")
@@ -76,6 +77,8 @@ def test_training_through_a_data_loader_that_reads_ahead() -> None:
         ((torch.zeros(3), 1.5), (torch.zeros(0, 3), torch.zeros(0, dtype=torch.float64))),
         (Pair(torch.zeros(3), 1), Pair(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))),
         ({"a": {"b": torch.zeros(2)}, "text": "x"}, {"a": {"b": torch.zeros(0, 2)}, "text": []}),
+        (("call anna", 3), ((), torch.zeros(0, dtype=torch.int64))),
+        (("call anna", "intent"), ((), ())),
     ],
 )
 def test_empty_batches_have_the_structure_of_full_ones(example, emptied) -> None:
@@ -373,3 +376,46 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_sampler_alone() -> None:
     with pytest.raises(ValueError, match="some examples would be used twice"):
         batches.load_state_dict(state)
     assert (batches.position, batches.moves, list(batches)) == (0, 0, planned)
+
+
+@pytest.mark.parametrize("make", [lambda data: ShuffledBatches(8, data), lambda data: PoissonBatches(8, data)])
+def test_data_in_the_wrong_place_is_not_told(make) -> None:
+    with pytest.raises(ValueError, match="got a list") as error:
+        make(["my name is Anna"])
+    assert "Anna" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"input_ids": torch.zeros(70, 3), "labels": torch.zeros(70)},
+        (torch.zeros(70, 3), torch.zeros(70)),
+        DataLoader(torch.zeros(70), batch_size=8),
+    ],
+)
+def test_what_has_another_length_than_its_examples_is_refused(columns) -> None:
+    with pytest.raises(ValueError, match="examples must be an int >= 1, got a "):
+        ShuffledBatches(columns, 8, collective="local")
+    assert ShuffledBatches([torch.zeros(3)] * 5, 8, collective="local").examples == 5
+
+
+def test_refusals_say_what_to_do() -> None:
+    def refusal(batches, steps, **settings) -> str:
+        optimizer = private(Bag(), batches=batches, **settings)
+        optimizer.set_epoch(0)
+        next(iter(batches))
+        with pytest.raises(RuntimeError) as error:
+            steps(optimizer)
+        return str(error.value)
+
+    def twice(optimizer) -> None:
+        for _ in range(2):
+            set_gradients(Bag(), 1.0)
+            optimizer.accumulate()
+        optimizer.step()
+
+    shuffled = ShuffledBatches(8, batch_size=4, collective="local")
+    assert "the sampler made 1 for it: give it micro_batches=2" in refusal(shuffled, twice)
+    poisson = PoissonBatches(50, 0.9, unit="example", collective="local")
+    said = refusal(poisson, lambda optimizer: optimizer.step(), unit="example")
+    assert "call optimizer.backward(losses) with one loss for each example" in said

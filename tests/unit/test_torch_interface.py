@@ -354,6 +354,78 @@ def test_the_noise_of_a_failed_step_is_not_used_again() -> None:
     assert_uncorrelated(spy.sent[0][:10500], spy.sent[1][:10500], FRESH)
 
 
+def test_a_step_that_left_and_was_not_taken_costs_a_pass_of_its_own() -> None:
+    """Other workers may have the sum. The same examples come again, in the same epoch."""
+
+    class Breaks(Spy):
+        def sum_(self, tensors) -> None:
+            super().sum_(tensors)
+            if self.messages == 1:
+                raise RuntimeError("a worker is gone")
+
+    model, spy = Bag(), Breaks()
+    batches = edpsgd.ShuffledBatches(4, batch_size=2, collective="local")
+    optimizer = private(model, collective=spy, batches=batches)
+    optimizer.set_epoch(0)
+    drawn = iter(batches)
+    next(drawn)
+    with pytest.raises(RuntimeError, match="gone"):
+        optimizer.step()
+    optimizer.step()
+    next(drawn)
+    optimizer.step()
+    assert [(event.epoch, event.steps) for event in optimizer.ledger.events] == [(0, 1), (0, 2)]
+    assert float(optimizer.epsilon(1e-5)) == edpsgd.accounting.gaussian_epsilon([1.0, 1.0], 1e-5)
+
+
+def test_a_scaler_that_was_forgotten_is_refused() -> None:
+    """Else every micro-batch but the last one would be clipped as if it were as large as its scaled loss."""
+    model = build()
+    optimizer = private(model)
+    scaler = torch.amp.GradScaler("cpu")
+    for forget in (lambda: optimizer.accumulate(), lambda: optimizer.backward(scaler.scale(model(DATA).sum(1)))):
+        scaler.scale(model(DATA).sum()).backward()
+        forget()
+        scaler.scale(model(DATA).sum()).backward()
+        with pytest.raises(RuntimeError, match="Pass scaler=scaler to them"):
+            scaler.step(optimizer)
+        assert not optimizer.ledger.events
+
+
+DATA = torch.ones(2, 4)
+
+
+def test_what_a_scaler_does_is_a_condition() -> None:
+    model = build()
+    optimizer = private(model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(DATA).sum()).backward()
+    scaler.step(optimizer)
+    assert "a GradScaler follows the micro-batches that were discarded" in str(optimizer.epsilon(1e-5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("in_one_pass", [False, True])
+def test_one_example_moves_the_sum_by_its_clip_norm_in_half_precision_too(dtype, in_one_pass) -> None:
+    """257 and 2049 are no numbers of bfloat16 and float16: sums of ones that are rounded stop before them."""
+
+    def released(examples: int) -> torch.Tensor:
+        model, spy = nn.Linear(1, 1, bias=False).to(dtype), Spy()
+        settings = {"unit": "example", "divisor": 1.0, "clip_norm": 1.0, "noise_multiplier": 0.0}
+        optimizer = private(model, collective=spy, **settings)
+        x = torch.full((examples, 1), 5.0, dtype=dtype)
+        if in_one_pass:
+            optimizer.backward(model(x).squeeze(1))
+        for row in () if in_one_pass else x:
+            model(row).sum().backward()
+            optimizer.accumulate()
+        optimizer.step()
+        return spy.sent[0][0].double()
+
+    few = 256 if dtype is torch.bfloat16 else 2048
+    assert float(released(few + 1) - released(few)) == pytest.approx(1.0, abs=1e-3)
+
+
 def test_unscaling_twice_is_refused() -> None:
     model = build()
     optimizer = private(model)

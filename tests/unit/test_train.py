@@ -59,6 +59,29 @@ def failure(arguments: list[str]) -> str:
 # -------------------------------------------------------------------- what a job leaves
 
 
+def long_utterances(folder: Path) -> Path:
+    """Sixty generated utterances, two of them with ninety words."""
+    lines = [{"tokens": u.words, "tags": u.tags, "intent": u.intent} for u in utterances(58)]
+    lines += [{"tokens": ["call"] * 90, "tags": ["O"] * 90, "intent": lines[0]["intent"]}] * 2
+    (folder / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder / "long.jsonl"
+
+
+def test_utterances_that_are_too_long_are_found_by_a_dry_run_and_can_be_left_out(tmp_path, capsys) -> None:
+    encoder = {"model": "bert", "pretrained": str(tiny_encoder(tmp_path / "encoder"))}
+    command = flags(tmp_path / "run", task="jsonl", data=str(long_utterances(tmp_path)), **encoder)
+    assert "2 of 60 utterances have more than the" in failure([*command, "--dry-run"])
+    main([*command, "--dry-run", "--longest", "60"])
+    said = capsys.readouterr().out
+    assert "jsonl: 58 utterances" in said
+    assert "2 left out" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_freezing_is_for_encoders(tmp_path) -> None:
+    assert "freeze is for bert" in failure(flags(tmp_path / "run", model="clc", freeze="encoder"))
+
+
 def test_the_run_folder_of_a_private_job(tmp_path, capsys) -> None:
     main(flags(tmp_path / "run", seed=3))
     said = capsys.readouterr().out

@@ -396,6 +396,30 @@ def test_half_precision() -> None:
             check(engine, model, losses, tolerance=0.02)
 
 
+def test_rows_that_are_written_to_other_places_are_noticed(monkeypatch) -> None:
+    """Autograd does not say where they go, so that every such batch is compared with it."""
+
+    class Sorted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
+            y, back = self.first(x[torch.tensor(order)]).tanh(), torch.zeros(len(x), 8)
+            for row, place in enumerate(order):
+                back[place] = y[row]
+            return self.out(back).squeeze(1)
+
+    monkeypatch.setattr("edpsgd.units.engine.secrets.randbelow", lambda _: 1)  # no check at random
+    torch.manual_seed(0)
+    model = Sorted()
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for order in ([0, 1, 2, 3], [0, 1, 2, 3], [3, 1, 2, 0], [1, 0, 3, 2], [2, 3, 0, 1]):
+            check(engine, model, model(torch.randn(4, 6), order))
+
+
 def test_a_model_in_half_precision() -> None:
     """Also its sums, and losses of which three make a unit: a third is no number of bfloat16."""
     torch.manual_seed(0)
