@@ -43,7 +43,7 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     packages=["edpsgd", "edpsgd.units"],
-    package_data={"edpsgd": ["py.typed"]},
+    package_data={"edpsgd": ["py.typed", "privacy.md"]},
     entry_points={"console_scripts": ["edpsgd = edpsgd.cli:main"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.6", "cryptography>=43", "dp-accounting>=0.6,<0.7", "numpy>=1.26", "scipy>=1.12"],

@@ -88,7 +88,7 @@ def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tens
     """One for each gradient; on CPUs from parts, as torch's sum of very many squares comes out too small there."""
     if not gradients[0].is_cpu:
         return list(torch._foreach_norm(gradients, 2, dtype=dtype))
-    parts = [gradient.reshape(-1).split(_PART) for gradient in gradients]
+    parts = [torch.split(gradient.reshape(-1), _PART) for gradient in gradients]
     found = iter(torch._foreach_norm([part for one in parts for part in one], 2, dtype=dtype))
     of_parts = [list(itertools.islice(found, len(one))) for one in parts]
     return [one[0] if len(one) == 1 else torch.linalg.vector_norm(torch.stack(one)) for one in of_parts]

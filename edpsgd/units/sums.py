@@ -34,6 +34,15 @@ def exact(values: torch.Tensor) -> torch.Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
+def rounding(device: torch.device) -> float:
+    """By how much products of matrices may be off, relative to their sizes: more if torch may round their factors."""
+    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    settings = {
+        getattr(place, "fp32_precision", "ieee") for place in (torch.backends, getattr(backend, "matmul", None))
+    }
+    return 1e-2 if settings & {"tf32", "bf16"} else 1e-5
+
+
 class LayerGradients:
     """What the units' gradients for one parameter are made of. Everything that is added counts, with cross terms.
 
@@ -164,7 +173,8 @@ class LayerGradients:
             products = self._products.of(left, rows) * self._products.of(right, rows)
             squares, sizes = products.sum((1, 2)), products.abs().sum((1, 2))
             # Where rows cancel, rounding could hide a gradient: rather too large a norm, which clips more.
-            return squares + torch.where(squares < 1e-4 * sizes, 1e-5 * sizes, 0.0)
+            off = rounding(products.device)
+            return squares + torch.where(squares < 10 * off * sizes, off * sizes, 0.0)
         lefts, rights = rows.blocks(exact(left)), rows.blocks(exact(right))
         at_once = max(1, _CHUNK // (self._height * self._width))
         parts = [slice(begin, begin + at_once) for begin in range(0, self._units, at_once)]

@@ -356,7 +356,7 @@ def test_ddp_is_refused() -> None:
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="DistributedDataParallel module holds"):
         edpsgd.PrivateOptimizer(optimizer, plain.named_parameters(), clip_norm=1.0, noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="belong to a DistributedDataParallel"):
+    with pytest.raises(ValueError, match="as in DistributedDataParallel"):
         edpsgd.PrivateOptimizer(optimizer, ddp.named_parameters(), clip_norm=1.0, noise_multiplier=1.0)
     del ddp
 

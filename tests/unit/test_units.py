@@ -14,6 +14,7 @@ from torch import nn
 
 from edpsgd.units import UnitGradients
 from edpsgd.units import rules as unit_rules
+from edpsgd.units.sums import rounding
 from tests import small_models
 from tests.small_models import Said
 from tests.unit_loop import Fast, check, trained
@@ -418,6 +419,12 @@ def test_rows_that_are_written_to_other_places_are_noticed(monkeypatch) -> None:
         warnings.simplefilter("ignore", RuntimeWarning)
         for order in ([0, 1, 2, 3], [0, 1, 2, 3], [3, 1, 2, 0], [1, 0, 3, 2], [2, 3, 0, 1]):
             check(engine, model, model(torch.randn(4, 6), order))
+
+
+def test_norms_allow_for_more_where_factors_of_products_may_be_rounded(monkeypatch) -> None:
+    assert rounding(torch.device("cpu")) == rounding(torch.device("cuda")) == 1e-5
+    monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")
+    assert rounding(torch.device("cpu")) == rounding(torch.device("cuda")) == 1e-2
 
 
 def test_a_model_in_half_precision() -> None:
