@@ -19,9 +19,9 @@ _ABOUT = (
     "ones, and holds if examples lie in all batches as in those that were compared with autograd. It leaves out that "
     "settings were chosen on validation data: of so many tried, the one with the most noise whose SER is at most 5 % "
     "above plain training's, and where none is, the one with the lowest SER, marked †. Validation sets are small, and "
-    "5 % is less than what chance makes of them. Of the paper's clip norms 1 was tried, and where a multiplier was not "
-    "borne, also 5 if more than {clipped:.0%} of the micro-batches were clipped in the last epoch, else 0.1. In square "
-    "brackets the paper's, SER and AUC computed from the changes that it prints."
+    "5 % is less than what chance makes of them. Of the paper's clip norms 1 was tried, and also 5 where a multiplier "
+    "was not borne; smaller ones only here and there, as they clip nearly all micro-batches, which with Adam makes "
+    "little difference. In square brackets the paper's, SER and AUC computed from the changes that it prints."
 )
 _FRONTIER = (
     "Calibrated noise, Poisson sampling, ε for adding or removing one utterance with a secret seed (here it is "
