@@ -58,7 +58,7 @@ def test_the_wheel_holds_the_plugin_and_nothing_else(wheel) -> None:
     top = {name.split("/")[0] for name in names}
     assert {t for t in top if not t.endswith(".dist-info")} == {"edpsgd"}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "edpsgd").rglob("*.py")}
-    assert {n for n in names if n.startswith("edpsgd/")} == modules | {"edpsgd/py.typed"}
+    assert {n for n in names if n.startswith("edpsgd/")} == modules | {"edpsgd/privacy.md", "edpsgd/py.typed"}
 
 
 @pytest.mark.timeout(600)
