@@ -339,13 +339,16 @@ def test_an_inner_step_that_fails_leaves_no_gradient() -> None:
     assert optimizer.ledger.events[0].steps == 1
 
 
-def test_the_noise_of_a_failed_step_is_not_used_again() -> None:
-    class Breaks(Spy):
-        def sum_(self, tensors) -> None:
-            super().sum_(tensors)
-            if self.messages == 1:
-                raise RuntimeError("a worker is gone")
+class Breaks(Spy):
+    """Sends the first message, and then fails."""
 
+    def sum_(self, tensors) -> None:
+        super().sum_(tensors)
+        if self.messages == 1:
+            raise RuntimeError("a worker is gone")
+
+
+def test_the_noise_of_a_failed_step_is_not_used_again() -> None:
     model, spy = Bag(), Breaks()
     optimizer = private(model, collective=spy)
     with pytest.raises(RuntimeError, match="gone"):
@@ -356,13 +359,6 @@ def test_the_noise_of_a_failed_step_is_not_used_again() -> None:
 
 def test_a_step_that_left_and_was_not_taken_costs_a_pass_of_its_own() -> None:
     """Other workers may have the sum. The same examples come again, in the same epoch."""
-
-    class Breaks(Spy):
-        def sum_(self, tensors) -> None:
-            super().sum_(tensors)
-            if self.messages == 1:
-                raise RuntimeError("a worker is gone")
-
     model, spy = Bag(), Breaks()
     batches = edpsgd.ShuffledBatches(4, batch_size=2, collective="local")
     optimizer = private(model, collective=spy, batches=batches)
