@@ -5,8 +5,9 @@
 Two Horovod workers with one thread each, 32 utterances per worker and step, real and generated corpora. All contenders
 of a model live in one process and take turns on every batch of the epoch, so that a slow moment of the machine hits
 them alike. Slow contenders make some steps only, spread over the epoch, and their epoch is extrapolated; so are the
-epochs over a million utterances, and those of peers. The epoch over a hundred thousand is measured in parts: until all
-of them are there, it is extrapolated too. What is in the file of figures is not measured again.
+epochs over a million utterances, and those of peers. The epoch over a hundred thousand is measured in parts, with
+smaller units in some of its steps: until all of them are there, it is extrapolated too. What is in the file of figures
+is not measured again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tasks.planning import make_batches
 
 BATCH, WORKERS, WARM_UP, SLOW_STEPS = 32, 2, 3, 6
 MANY, PARTS = 100_000, 4  # utterances whose epoch is measured in parts
-PART_WARM_UP, SAMPLE = 8, 120  # no part is the first of a training; of single examples, some steps of the epoch
+PART_WARM_UP, SAMPLE = 8, 120  # no part is the first of a training; of smaller units, some steps of the epoch
 PEER_STEPS = 12
 Times = dict[tuple[int, int], float]  # by pass and step
 MODELS = {"clc": "CLC", "bert": "BERT"}
@@ -105,7 +106,7 @@ def _times(
     names = PEERS if is_peer else OURS
     steps = spread(epoch.steps, most or epoch.steps)
     steps = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
-    seldom = {**dict.fromkeys(SLOW, SLOW_STEPS), **({"example": SAMPLE} if parts > 1 else {})}
+    seldom = {**dict.fromkeys(SLOW, SLOW_STEPS), **(dict.fromkeys(("groups", "example"), SAMPLE) if parts > 1 else {})}
     few = {name: {steps[i] for i in spread(len(steps), math.ceil(n / parts))} for name, n in seldom.items()}
     times: dict[str, Times] = {name: {} for name in names}
     for turn in range(passes):
