@@ -29,7 +29,7 @@ class Books:
         self.ledger, self.batches, self.budget = Ledger(), batches, budget
         self._moves = 0 if batches is None else batches.moves
         self._resumed = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._is_alone = collective.size == 1
         self._open(collective, path, run)
         self._allowance = Allowance(budget, self.ledger) if budget else None
@@ -165,12 +165,36 @@ class Books:
         if self.batches is not None:
             self.batches.take()
 
-    def lose(self) -> None:
-        """A step has left this worker and was not taken: if its examples come again, that is another pass."""
+    def lose(self, epoch: int | None) -> None:
+        """A step has left this worker and was not taken.
+
+        If its examples come again, that is another pass. A draw at random must not come again: each is accounted as an
+        independent one.
+        """
         try:
-            self.ledger.end_event()
+            self.ledger.open_epoch(self._numbered(epoch), *self._batching())
         except OSError as error:
             self._failure = error
+        if self.batches is not None and self.batches.sampling_rate is not None:
+            self._failure = RuntimeError(
+                "a step left this worker and was not taken, so that its draw must not be used again: call "
+                "optimizer.set_epoch() for a new pass"
+            )
+
+    @property
+    def draws(self) -> str | None:
+        """What tells whether all workers draw the same, where they must."""
+        return None if self.batches is None else self.batches.common_draws
+
+    @property
+    def moves(self) -> int:
+        """How often the sampler was moved."""
+        return 0 if self.batches is None else self.batches.moves
+
+    @moves.setter
+    def moves(self, moves: int) -> None:
+        if self.batches is not None:
+            self.batches.moves = moves
 
     @property
     def position(self) -> int | None:

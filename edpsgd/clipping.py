@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from edpsgd import noise
+
 FLOOR = 0.05
 _PART = 1 << 15  # elements whose squares can be summed in single precision with an error of some millionths
 
@@ -80,7 +82,7 @@ def layer_norms(gradients: Sequence[torch.Tensor | None], home: torch.device) ->
     for (_, dtype), indices in by_kind.items():
         kind = [g for i in indices if (g := gradients[i]) is not None]
         for index, norm in zip(indices, _norms(kind, torch.promote_types(dtype, torch.float32)), strict=True):
-            norms[index] = norm.to(home, precision, non_blocking=True)
+            norms[index] = noise.moved(norm.to(precision), home)
     return torch.stack(norms)
 
 

@@ -264,6 +264,11 @@ class FixedSizeUsers(Users):
         """What the ledger and the card say about it."""
         return {**super().describe(), "sampling_rate": self.sampling_rate, "cohort": self.cohort}
 
+    @property
+    def common_draws(self) -> str | None:
+        """A digest of what the draws follow from, which must be alike on all workers."""
+        return hashlib.blake2b(self._key, digest_size=8).hexdigest()
+
     def _epoch_key(self) -> bytes:
         # Without a seed, steps that are run again after a checkpoint was loaded draw anew, alike on all workers.
         what = f"pass {self.passes}" if self.seed is not None else f"pass {self.passes}, move {self.moves}"

@@ -170,11 +170,11 @@ class Federated:
             for user in drawn:
                 self._train(partial(data, user), loss, share * self.users.weight(user))
                 self.optimizer.accumulate()
-        except BaseException:  # nothing was released: the same round can be tried again
+            self.optimizer.step()
+        except BaseException:  # if nothing was released, the same round can be tried again
             self.optimizer.abandon()
             self._drawn = None
             raise
-        self.optimizer.step()
 
     def _draw(self) -> list[int]:
         """This worker's users of the next round; epochs follow each other."""

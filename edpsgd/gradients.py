@@ -85,7 +85,7 @@ class GradientSum:
             dtype = buffer.flat.dtype
             sources = [gradient.to(dtype) for layer in found if (gradient := gradients[layer]) is not None]
             views = [self.views[layer] for layer in found]
-            local = factors.to(buffer.flat.device, non_blocking=True)
+            local = noise.moved(factors, buffer.flat.device)
             if self._is_empty:
                 for layer in set(buffer.layers) - set(found):
                     self.views[layer].zero_()

@@ -68,15 +68,17 @@ class Ledger:
 
     def begin_run(self, settings: dict[str, Any], run_id: str | None = None) -> None:
         """Notes the settings of a run that is about to write here. Workers of one run share the id."""
-        self.runs.append({"id": run_id or uuid.uuid4().hex, **settings})
         self._current = None
-        self._write({"run": self.runs[-1]})
+        self._note({"id": run_id or uuid.uuid4().hex, **settings})
 
     def note_change(self, settings: dict[str, Any]) -> None:
         """Notes that some settings of the last run have changed; its open event goes on."""
         last = self.runs[-1] if self.runs else {"id": uuid.uuid4().hex}
-        self.runs.append({**last, **settings, "id": f"{last['id']}, changed"})
-        self._write({"run": self.runs[-1]})
+        self._note({**last, **settings, "id": f"{last['id']}, changed"})
+
+    def _note(self, run: dict[str, Any]) -> None:
+        self._write({"run": run}, durable=True)  # conditions of ε depend on it
+        self.runs.append(run)
 
     @property
     def is_open(self) -> bool:

@@ -38,7 +38,7 @@ class LedgerFile:
         """Adds one line; if durable, returns only when it is on disk."""
         if not self.is_own:
             raise LedgerError(f"{self.path} belongs to the process that this one was forked from")
-        digest = _chain(self._digest, record)
+        before, digest = self._digest, _chain(self._digest, record)
         line = json.dumps({**record, "digest": digest}).encode() + b"\n"
         descriptor = self._file.fileno()
         size = os.fstat(descriptor).st_size
@@ -47,11 +47,14 @@ class LedgerFile:
                 line = line[os.write(descriptor, line) :]
             if durable:
                 os.fsync(descriptor)
-        except OSError as error:
+            self._digest = digest
+        except BaseException as error:  # an interrupt too
+            self._digest = before
             os.ftruncate(descriptor, size)  # no half line, so that the file stays readable
+            if not isinstance(error, OSError):
+                raise
             reason = f"the privacy ledger cannot be written, so the step was not released ({error.strerror})"
             raise OSError(error.errno, reason, str(self.path)) from error
-        self._digest = digest
 
     def close(self) -> None:
         """Lets go of the file."""

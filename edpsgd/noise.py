@@ -166,6 +166,11 @@ class GaussianStream:
 _ZEROS = bytes(6 * _CPU_CHUNK + 64)
 
 
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On another device, without waiting for it; but what comes to the CPU must have arrived before it is read."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
 def precision(tensor: torch.Tensor) -> torch.dtype:
     """In which sums and noise are computed: single, or what the tensor has if that is more."""
     return torch.promote_types(tensor.dtype, torch.float32)

@@ -281,13 +281,13 @@ class PrivateOptimizer(OptimizerWrapper):
                 "their gradients back. Pass scaler=scaler to them"
             )
         self._follow_parameters()
+        if getattr(self, "found_inf", None) is not None:  # a GradScaler calls, perhaps after unscale_()
+            self._note("loss_scaling")
         if (
             self._parts.closed == 0
             or self._layers.have_gradients()
             or self._books.expects_more_than(self._parts.closed)
         ):
-            if getattr(self, "grad_scale", None) is not None:
-                self._note("loss_scaling")
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
             self._layers.sum.scale_(1.0 / self._divisor)
@@ -393,12 +393,13 @@ class PrivateOptimizer(OptimizerWrapper):
             "the noise multiplier": self._noise_multiplier,
             "the clip norm": self.clip_norm,
             "the trained parameters": self._layers.description,
+            "the draws": self._books.draws,
             "whether the step may be taken": "yes" if refusal is None else f"no, {refusal}",
         }
         try:
             discarded = agreement.exchange(self._collective, tensors, tail, state, self._parts.discarded, dtype)
         except BaseException:
-            self._books.lose()
+            self._books.lose(self._epoch)
             raise
         if refusal is not None:
             raise refusal
@@ -467,8 +468,9 @@ class PrivateOptimizer(OptimizerWrapper):
         """
         root = horovod_broadcast_root()
         if root is not None and not self._state_made:  # broadcast_optimizer_state() asks first, on all workers
-            state = self._collective.gather(self._own_state())[root]
-            agreement.together(self._collective, lambda: self._load_own_state(state))
+            states, moves = zip(*self._collective.gather((self._own_state(), self._books.moves)), strict=True)
+            self._books.moves = max(moves)
+            agreement.together(self._collective, lambda: self._load_own_state(states[root]))
         self._state_made = False
         return super().state_dict()
 

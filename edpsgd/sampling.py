@@ -171,6 +171,11 @@ class Batches(Sampler[list[int]]):
         self._sizes.pop(self.position, None)
         self.position += 1
 
+    @property
+    def common_draws(self) -> str | None:
+        """A digest of what the draws follow from, if all workers must draw the same."""
+        return None
+
     def describe(self) -> dict[str, Any]:
         """What the ledger and the card say about it."""
         return {

@@ -92,6 +92,10 @@ class Cut:
         """Leaves some units out of all sums."""
         self._dropped = units
 
+    def _are_all_dropped(self) -> bool:
+        """Whether no unit is left; if one is, its norm is finite, and so nothing of the others reaches it."""
+        return self._dropped is not None and bool(self._dropped.cpu()[self._units.present].all())
+
     def norms(self) -> dict[int, torch.Tensor]:
         """Of all units, for each layer."""
         numbers = list(self.parameters)
@@ -121,6 +125,8 @@ class Cut:
                 self._add(sums, factors[:, number], [number])
 
     def _add(self, sums: Sums, factors: torch.Tensor, numbers: Sequence[int]) -> None:
+        if self._are_all_dropped():  # zero times NaN that was saved on the way would be NaN
+            return
         for unit in self._units.present if self._is_rounded else ():
             for number, gradient in zip(numbers, self._of_unit(unit, numbers), strict=True):
                 if gradient is not None:

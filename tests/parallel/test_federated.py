@@ -54,3 +54,37 @@ def test_the_noise_of_a_round_does_not_depend_on_the_workers(placement) -> None:
     low, high = chi2.ppf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], noise.numel())
     assert low < float(noise.square().sum()) < high
     assert len({float(value) for value in resolve("auto").gather(float(model.flat().detach().sum()))}) == 1
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_workers_draw_the_same_round_after_a_broadcast(hvd, is_seeded) -> None:
+    """Worker 0 alone has loaded the checkpoint."""
+
+    def build():
+        return training(Point(), FixedSizeUsers(8, 2, seed=3 if is_seeded else None), FedAvg(0.1))
+
+    workers, first = resolve("auto"), build()
+    first.round(points_of, towards(first.model))
+    checkpoint = workers.gather(first.optimizer.state_dict())[0]
+    resumed = build()
+    if workers.rank == 0:
+        resumed.optimizer.load_state_dict(checkpoint)
+    hvd.broadcast_optimizer_state(resumed.optimizer, root_rank=0)
+    drawn = next(iter(resumed.users))
+    assert len([user for share in workers.gather(drawn) for user in share]) == 2
+    resumed = build()
+    resumed.optimizer.load_state_dict(checkpoint)
+    resumed.round(points_of, towards(resumed.model))
+
+
+def test_workers_that_draw_different_rounds_are_found_out() -> None:
+    workers, users = resolve("auto"), FixedSizeUsers(8, 2)
+    if workers.size == 1:
+        pytest.skip("needs several workers")
+    federated = training(Point(), users, FedAvg(0.1))
+    federated.optimizer.set_epoch(0)
+    users.moves += workers.rank  # as if some had loaded more checkpoints
+    federated.optimizer._books._moves = users.moves
+    users._key = users._epoch_key()
+    with pytest.raises(ValueError, match="disagree on the draws"):
+        federated.round(points_of, towards(federated.model))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import math
+import os
 import pickle
 
 import numpy as np
@@ -239,6 +241,20 @@ def test_a_failing_user_leaves_the_model_as_it_was() -> None:
     federated.round(lambda user: [torch.ones(3, 5)], towards(model))  # the same round, tried again
     torch.testing.assert_close(model.flat().detach(), before + 0.1 * (1 - before))
     assert federated.optimizer.ledger.events[0].steps == 1
+
+
+def test_a_round_whose_entry_could_not_be_written_can_be_tried_again(tmp_path, monkeypatch) -> None:
+    model = Point()
+    users = FixedSizeUsers(8, 2, collective="local")
+    federated = training(model, users, FedAvg(0.1), ledger=tmp_path / "ledger.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        for _ in range(3):
+            with pytest.raises(OSError, match="cannot be written"):
+                federated.round(points_of, towards(model))
+    for _ in range(4):
+        federated.round(points_of, towards(model))
+    assert users.position == 4
 
 
 def test_a_round_that_is_tried_again_asks_the_others_once() -> None:

@@ -405,3 +405,40 @@ def test_a_ledger_that_nobody_holds_any_more_has_the_exact_count(tmp_path) -> No
     train()
     gc.collect()
     assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [3]
+
+
+@pytest.mark.parametrize("where", ["write", "fsync"])
+def test_an_interrupt_while_writing_leaves_a_file_that_can_be_read(tmp_path, monkeypatch, where) -> None:
+    path, model = tmp_path / "ledger.jsonl", Bag()
+    optimizer = private(model, ledger=path)
+    optimizer.set_epoch(0)
+    real = getattr(os, where)
+
+    def interrupted(*arguments) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    assert all(p.abs().sum() == 0 for p in model.parameters())
+    optimizer.set_epoch(1)
+    optimizer.step()
+    optimizer.ledger.close()
+    assert [event.steps for event in Ledger.read(path).events if event.epoch == 1] == [1]
+
+
+def test_a_condition_that_could_not_be_written_is_written_next(tmp_path, monkeypatch) -> None:
+    path, synced, real = tmp_path / "ledger.jsonl", [], os.fsync
+    ledger = Ledger(path)
+    ledger.begin_run({"unit": "example"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="cannot be written"):
+            ledger.note_change({"one_pass": True})
+    assert not ledger.runs[-1].get("one_pass")
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd))[1])
+    ledger.note_change({"one_pass": True})
+    assert Ledger.read(path).runs[-1]["one_pass"]
+    assert synced  # before the next release

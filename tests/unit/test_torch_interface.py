@@ -340,11 +340,15 @@ def test_an_inner_step_that_fails_leaves_no_gradient() -> None:
 
 
 class Breaks(Spy):
-    """Sends the first message, and then fails."""
+    """Sends some message, and then fails."""
+
+    def __init__(self, message: int = 1) -> None:
+        super().__init__()
+        self.message = message
 
     def sum_(self, tensors) -> None:
         super().sum_(tensors)
-        if self.messages == 1:
+        if self.messages == self.message:
             raise RuntimeError("a worker is gone")
 
 
@@ -374,6 +378,56 @@ def test_a_step_that_left_and_was_not_taken_costs_a_pass_of_its_own() -> None:
     assert float(optimizer.epsilon(1e-5)) == edpsgd.accounting.gaussian_epsilon([1.0, 1.0], 1e-5)
 
 
+def test_so_it_does_after_a_checkpoint() -> None:
+    """Of the second step of the epoch, which was lost and is taken by another process."""
+    model, batches = Bag(), edpsgd.ShuffledBatches(4, batch_size=2, collective="local")
+    optimizer = private(model, collective=Breaks(2), batches=batches)
+    optimizer.set_epoch(0)
+    drawn = iter(batches)
+    next(drawn)
+    optimizer.step()
+    next(drawn)
+    with pytest.raises(RuntimeError, match="gone"):
+        optimizer.step()
+    batches = edpsgd.ShuffledBatches(4, batch_size=2, collective="local")
+    resumed = private(Bag(), collective="local", batches=batches)
+    resumed.load_state_dict(optimizer.state_dict())
+    for one in (resumed, copy.deepcopy(resumed)):
+        next(iter(one.batches))
+        one.step()
+        assert [(event.epoch, event.steps) for event in one.ledger.events] == [(0, 2), (0, 1)]
+
+
+def test_a_budget_knows_of_a_step_that_was_lost() -> None:
+    """There is one pass in it, and the step that comes again would be of another one."""
+    enough = edpsgd.accounting.gaussian_epsilon([1.0], 1e-5) * 1.01
+    batches = edpsgd.ShuffledBatches(4, batch_size=2, collective="local")
+    optimizer = private(Bag(), collective=Breaks(), batches=batches, budget=edpsgd.Budget(enough, 1e-5))
+    optimizer.set_epoch(0)
+    next(iter(batches))
+    with pytest.raises(RuntimeError, match="gone"):
+        optimizer.step()
+    with pytest.raises(edpsgd.BudgetExhausted):
+        optimizer.step()
+    assert float(optimizer.epsilon(1e-5)) <= enough
+
+
+def test_a_draw_that_left_is_not_used_again() -> None:
+    """Two releases of one draw are not what two draws cost."""
+    batches = edpsgd.PoissonBatches(8, sampling_rate=0.5, collective="local")
+    optimizer = private(Bag(), collective=Breaks(), batches=batches)
+    optimizer.set_epoch(0)
+    next(iter(batches))
+    with pytest.raises(RuntimeError, match="gone"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="its draw must not be used again"):
+        optimizer.step()
+    optimizer.set_epoch(0)
+    next(iter(batches))
+    optimizer.step()
+    assert [event.steps for event in optimizer.ledger.events if event.steps] == [1, 1]
+
+
 def test_a_scaler_that_was_forgotten_is_refused() -> None:
     """Else every micro-batch but the last one would be clipped as if it were as large as its scaled loss."""
     model = build()
@@ -391,11 +445,14 @@ def test_a_scaler_that_was_forgotten_is_refused() -> None:
 DATA = torch.ones(2, 4)
 
 
-def test_what_a_scaler_does_is_a_condition() -> None:
+@pytest.mark.parametrize("is_unscaled", [False, True])
+def test_what_a_scaler_does_is_a_condition(is_unscaled) -> None:
     model = build()
     optimizer = private(model)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(DATA).sum()).backward()
+    if is_unscaled:
+        scaler.unscale_(optimizer)
     scaler.step(optimizer)
     assert "a GradScaler follows the micro-batches that were discarded" in str(optimizer.epsilon(1e-5))
 
