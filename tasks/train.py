@@ -27,7 +27,7 @@ from tasks.examples import Examples
 from tasks.planning import Plan, make_batches, make_plan
 from tasks.splits import near_duplicates
 from tasks.training import Training
-from tasks.workers import Workers, workers
+from tasks.workers import Workers, has_bf16, workers
 
 
 class Prepared(NamedTuple):
@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
     """A whole job; None if it is only planned."""
     logging.disable_progress_bar()  # every worker would draw one
+    team.together(lambda: _check_precision(config, team))
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
     data = team.together(lambda: load(config, resume, seed))
     batches = make_batches(config, len(data.rows.train), team.collective)
@@ -97,6 +98,11 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
         return _finish(config, team, training, examples.test)
     finally:
         training.close()
+
+
+def _check_precision(config: Config, team: Workers) -> None:
+    if config.precision == "bf16" and not has_bf16(team.device):
+        raise ValueError("--precision bf16: this processor has no instructions for it, use fp32")
 
 
 def _parts(config: Config, data: Data, resume: Path | None) -> run.Parts:

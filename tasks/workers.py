@@ -142,3 +142,10 @@ def _average(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     sizes = [p.numel() for p in parameters]
     for parameter, part in zip(parameters, flat.split(sizes), strict=True):
         parameter.grad = part.view_as(parameter)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether it has instructions for bf16: a processor without them runs no LSTM in it, and all else very slowly."""
+    if device.type != "cpu":
+        return True
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -8,15 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from scipy.stats import chi2, norm
 from torch import nn
 
 import edpsgd
 from edpsgd.collectives import Collective, resolve
+from tasks.workers import has_bf16
 
 SIGNIFICANCE = 0.001  # with a seed, where a test gives the same answer every time
 FRESH = 1e-10  # with fresh entropy: repeated noise has a correlation of 1 all the same
+needs_bf16 = pytest.mark.skipif(
+    not has_bf16(torch.device("cpu")), reason="this processor has no bf16: torch runs no LSTM in it"
+)
 
 
 class Bag(nn.Module):

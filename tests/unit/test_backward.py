@@ -12,7 +12,7 @@ from torch import nn
 
 import edpsgd
 from edpsgd.units import UnitGradients
-from tests.common import private
+from tests.common import needs_bf16, private
 
 
 class Tagger(nn.Module):
@@ -184,6 +184,7 @@ def test_a_broken_example_counts_as_zero() -> None:
     assert_same(model, looped, before)
 
 
+@needs_bf16
 def test_half_precision() -> None:
     (model, optimizer), (whole, exact) = pair(unit="example", divisor=12)
     before = copy.deepcopy(model)
@@ -262,3 +263,33 @@ def test_the_epsilon_has_its_condition() -> None:
     assert any("one backward pass" in text for text in optimizer.epsilon(1e-5).conditions)
     assert not any("one backward pass" in text for text in loop.epsilon(1e-5).conditions)
     assert len(optimizer.ledger.runs) == 2
+
+
+class Normed(nn.Module):
+    """A layer without a rule, which keeps what it was given."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(4, 6, dtype=dtype), nn.GroupNorm(2, 6, dtype=dtype)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(data)).square().sum(1)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.filterwarnings("ignore:gradients for")
+def test_a_step_of_nothing_but_nan_adds_nothing(clipping, dtype, bad) -> None:
+    model = Normed(dtype)
+    optimizer = private(model, clipping=clipping, noise_multiplier=0.0, collective="local")
+    before = copy.deepcopy(model)
+    optimizer.backward(model(torch.tensor([[bad, 1.0, 1.0, 1.0]], dtype=dtype)))
+    optimizer.step()
+    assert optimizer.discarded == 1
+    assert not way(model, before).any()
+    optimizer.backward(model(torch.tensor([[2.0, 1.0, 1.0, 1.0]], dtype=dtype)))
+    optimizer.step()
+    assert way(model, before).isfinite().all()
+    assert way(model, before).any()

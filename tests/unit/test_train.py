@@ -22,7 +22,7 @@ from tasks.generate import utterances
 from tasks.splits import split
 from tasks.train import main
 from tasks.training import Training
-from tests.common import quiet
+from tests.common import needs_bf16, quiet
 from tests.jobs import TINY, metrics, run, tiny, tiny_encoder, weights
 
 ALWAYS = {"config.yaml", "data.json", "labels.json", "model.json", "vocabulary", "weights.safetensors", "metrics.jsonl"}
@@ -171,6 +171,7 @@ def test_the_unit_of_privacy(tmp_path, private, sensitivity, neighbours) -> None
     assert [(e.batching, e.steps) for e in ledger.events] == [("shuffled", 9)]
 
 
+@needs_bf16
 @pytest.mark.parametrize("model", ["clc", "bert"])
 @pytest.mark.parametrize("private", ["off", "edp", "example"])
 def test_half_precision(tmp_path, model, private) -> None:
@@ -183,6 +184,14 @@ def test_half_precision(tmp_path, model, private) -> None:
     assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
     assert rounded.get("discarded", 0) == 0
     assert {tensor.dtype for tensor in weights(tmp_path / "bf16").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_processor_without_half_precision(tmp_path, monkeypatch, more) -> None:
+    monkeypatch.setattr("tasks.train.has_bf16", lambda device: False)
+    message = failure([*flags(tmp_path / "run", precision="bf16"), *more])
+    assert message == "error: --precision bf16: this processor has no instructions for it, use fp32"
+    assert not (tmp_path / "run").exists()
 
 
 def test_tensorboard(tmp_path) -> None:
