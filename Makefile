@@ -33,11 +33,7 @@ lint: env
 
 # A reduced version of everything, on generated data, into runs/bench. benchmarks/README.md lists the full commands.
 bench: env
-	rm -rf runs/bench
-	for name in audits accounting exposure attack_cost data_loading step_time epoch_time recipes tradeoff memorization; do \
-		echo "benchmarks.$$name" && python -m benchmarks.$$name --reduced || exit 1; done
-	python -m benchmarks.report --results runs/bench --out runs/bench
-	@echo "the report: runs/bench/report.html"
+	python -m benchmarks.bench
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -114,7 +114,7 @@ def table(head: str, rows: list[str]) -> str:
     return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
 
 
-def to_markdown(report: dict[str, Any]) -> str:
+def page(report: dict[str, Any]) -> str:
     """The report for people."""
     about, exact, theirs = report["machine"], report["without_sampling"], report["dp_accounting"]
     whole = table(
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": {**results.machine(), "scipy": scipy.__version__},
         "minutes": (time.monotonic() - start) / 60,
     }
-    results.save(flags.out, "accounting", report, to_markdown(report))
+    results.save(flags.out, "accounting", report, page(report))
 
 
 if __name__ == "__main__":

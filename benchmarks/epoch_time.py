@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -212,6 +213,7 @@ def summarise(
     return {
         "model": model, "corpus": corpus, "is_peer": is_peer, "changes": CHANGES[model] if is_peer else "",
         "parameters": found["parameters"], "utterances": found["utterances"], "steps": steps,
+        "processor": found["machine"]["processor"],
         "paper": None if paper is None else dict(zip(("dp_sgd", "edp"), paper, strict=True)), "contenders": contenders,
     }  # fmt: skip
 
@@ -226,11 +228,10 @@ def _epoch(one: dict[str, Any], steps: int) -> tuple[float, float]:
 
 
 def whole_epochs(pieces: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts parts of one epoch together; each is a portion of it. They take the place of a sample of its steps."""
+    """Puts parts of one epoch together; each is a portion of it."""
     rows: dict[str, list[dict[str, Any]]] = {}
-    for name, piece in pieces.items():
-        if not any(other.startswith(f"{name}, part ") for other in pieces):
-            rows.setdefault(json.dumps(piece["about"]), []).append(piece)
+    for piece in pieces.values():
+        rows.setdefault(json.dumps(piece["about"]), []).append(piece)
     return [_joined(parts) if len(parts) > 1 else parts[0] for parts in rows.values()]
 
 
@@ -241,7 +242,8 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         seconds, ratios = zip(*(_epoch(one, 1) for one in own), strict=True)
         steps = sum(one["steps"] for one in own)
         times[name] = {"steps": steps, "passes": 1, "step_seconds": list(seconds), "ratios": list(ratios)}
-    return {**parts[0], "times": times}
+    processors = ", ".join(dict.fromkeys(part["machine"]["processor"] for part in parts))
+    return {**parts[0], "times": times, "machine": {"processor": processors}}
 
 
 def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,12 +346,12 @@ _ABOUT_PEERS = (
 def epoch_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Seconds and ratios, a line for each model and corpus."""
     names = [name for name in NAMES if any(name in row["contenders"] for row in rows)]
-    head = ("model", "corpus", "steps", *(NAMES[name] for name in names), "paper: DP-SGD, eDP-SGD")
+    head = ("model", "corpus", "steps", *(NAMES[name] for name in names), "paper: DP-SGD, eDP-SGD", "processor")
     body = []
     for row in rows:
         cells = [_cell(name, row["contenders"][name]) if name in row["contenders"] else "–" for name in names]
         paper = f"{row['paper']['dp_sgd']:g}, {row['paper']['edp']:g}" if row["paper"] else "–"
-        body.append((MODELS[row["model"]], row["corpus"], str(row["steps"]), *cells, paper))
+        body.append((MODELS[row["model"]], row["corpus"], str(row["steps"]), *cells, paper, row["processor"]))
     return results.table(head, body)
 
 
@@ -368,17 +370,20 @@ def _sign(one: dict[str, Any]) -> str:
 def readme_table(found: dict[str, Any]) -> str:
     """Ratios over SGD, for the README; a million utterances have those of a tenth."""
     names = [name for name in NAMES if name != "sgd" and name in OURS]
+    rows = [row for row in found["rows"] if not row["is_peer"] and row["utterances"] <= MANY]
+    usual = Counter(row["processor"] for row in rows).most_common(1)[0][0]
+    others = ", ".join(dict.fromkeys(row["processor"] for row in rows if row["processor"] != usual))
     head = ("an epoch over SGD's", *(NAMES[name] for name in names), "the paper's eDP-SGD")
     body = [
         (
-            f"{MODELS[row['model']]}, {row['corpus']}",
+            f"{MODELS[row['model']]}, {row['corpus']}{'' if row['processor'] == usual else ' *'}",
             *(_sign(row["contenders"][name]) + f"{row['contenders'][name]['ratio']:.2f}" for name in names),
             f"{row['paper']['edp']:.2f}" if row["paper"] else "–",
         )
-        for row in found["rows"]
-        if not row["is_peer"] and row["utterances"] <= MANY
+        for row in rows
     ]
-    return "\n".join(results.table(head, body))
+    note = ["", f"\\* on another processor: {others}; the others on {usual}"] if others else []
+    return "\n".join([*results.table(head, body), *note])
 
 
 # -------------------------------------------------------------------- the command

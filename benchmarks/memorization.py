@@ -247,11 +247,11 @@ def page(found: dict[str, Any]) -> str:
     """The tables, to read."""
     scale, about = found["scale"], found["machine"]
     canaries = len(scale["rates"]) * scale["per"]
-    duration = f" in {found['minutes']:.0f} minutes" if found.get("minutes") else ", in several parts"
     lines = [
         "# What language models memorise of their users",
         "",
-        f"`python -m benchmarks.memorization`{duration}. {about['processor']}, {about['cores']} cores. One seed each.",
+        f"`python -m benchmarks.memorization`, {found['minutes']:.0f} minutes of work. {about['processor']}, "
+        f"{about['cores']} cores. One seed each.",
         f"Tables are numbered as in Thakkar et al. 2021. {scale['users']} generated users with about",
         f"{scale['sentences']} sentences each, dictionary of {scale['words']} words, embeddings of {scale['size'][0]},",
         f"LSTM of {scale['size'][1]}; {canaries} canaries of five words.",
@@ -324,6 +324,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="trainings at a time")
     results.add_choice(parser, "names of runs")
     flags = parser.parse_args(arguments)
+    if flags.page:
+        found = results.load("memorization", flags.out)
+        return results.save(flags.out, "memorization", found, page(found))
     scale = REDUCED if flags.reduced else Scale()
     prepare(scale, flags.runs)
     all_rows = [row for row in rows(scale) if not row.is_iid and row.tables[0] <= 2] if flags.reduced else rows(scale)
@@ -333,10 +336,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = time.monotonic()
     with ThreadPoolExecutor(flags.jobs) as pool:
         list(pool.map(lambda row: run(row, scale, flags.runs), sorted(chosen, key=lambda row: -row.batch)))
-    minutes = (time.monotonic() - start) / 60
+    clock = time.monotonic() - start
     found = {"command": results.command("memorization", flags), "seed": 0, **collect(rows(scale), scale, flags.runs)}
-    found |= {"minutes": minutes if is_whole else None}
-    results.save(flags.out, "memorization", found, page(found))
+    found["minutes"] = (clock if is_whole else sum(row["seconds"] for row in found["rows"])) / 60
+    return results.save(flags.out, "memorization", found, page(found))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def headlines(found: dict[str, Found]) -> Iterator[Headline]:
     if "recipes" in found:
         yield from _price(found["recipes"]["rows"], found["recipes"]["delta"])
     if "tradeoff" in found:
-        yield from _shortfall([run["real_share"] for row in found["tradeoff"]["table"] for run in row["runs"]])
+        yield from _shortfall(found["tradeoff"])
     if "audits" in found:
         paper = [row["is_refuted"] for row in found["audits"]["rows"] if row["noise"] == "paper"]
         text = "claims of the published noise that an audit refutes"
@@ -76,16 +76,19 @@ def _price(rows: Sequence[Found], delta: float, aim: float = 8.0) -> Iterator[He
         same = [row for row in rows if place(row) == place(best) and row["epsilon"] is None]
         plain = f" (without privacy {same[0]['test_ser']:.1f}\u00a0%)" if same else ""
         text = (
-            f"SER at ε = {aim:g}, δ = {delta:g} (secret seed) with single-example units, {place(best)}, the lowest of "
-            f"{len(tried)}{plain}"
+            f"SER at ε = {aim:g}, δ = {delta:g} with single-example units, {place(best)}, the lowest of "
+            f"{len(tried)}{plain}; ε is for adding or removing one utterance, if the seed were secret and spot checks "
+            "speak for all batches"
         )
         yield Headline(f"{best['test_ser']:.1f}\u00a0%", text, "recipes.json")
 
 
-def _shortfall(shares: Sequence[float | None]) -> Iterator[Headline]:
+def _shortfall(found: Found) -> Iterator[Headline]:
+    shares = [run["real_share"] for row in found["table"] for run in row["runs"]]
     factors = [1 / share for share in shares if share and share < 1]
     if factors:
-        yield Headline(_range(factors), "too little noise, by the published algorithm", "tradeoff.json")
+        text = f"too little noise, by the published algorithm with {found['micro_batches']} micro-batches in a step"
+        yield Headline(_range(factors), text, "tradeoff.json")
 
 
 # -------------------------------------------------------------------- the page

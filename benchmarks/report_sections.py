@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import report_plots as plots
+from benchmarks.audits import VERDICT
 from benchmarks.report_blocks import (
     Block,
     Found,
@@ -52,6 +53,7 @@ def epoch_time(found: Found) -> Iterator[Block]:
             **{names[name]: lambda row, name=name: _ratio(row["contenders"].get(name)) for name in others},
             "paper, eDP-SGD": lambda row: number((row["paper"] or {}).get("edp")),
             "paper, DP-SGD": lambda row: number((row["paper"] or {}).get("dp_sgd")),
+            "processor": lambda row: row["processor"],
         },
     )
     yield Table(
@@ -181,7 +183,8 @@ def tradeoff(found: Found) -> Iterator[Block]:
     rows, delta = found["table"], found["delta"]
     is_raw = any(row["settings"].get("layer_scaling") == "raw" for row in rows)
     yield Table(
-        f"Table 1. SER, AUC of the shadow attack and ε at δ = {delta:g}, K = {found['micro_batches']} micro-batches. "
+        f"Table 1. SER, AUC of the shadow attack and ε at δ = {delta:g} for replacing one utterance, K = "
+        f"{found['micro_batches']} micro-batches. "
         "SER: mean, in brackets the smallest and largest over the seeds. AUC: mean, in brackets the outermost bounds "
         "of the intervals of all seeds. ε is as the printed multiplier claims it, and as the noise really was; zCDP is "
         "the paper's bound, exact the tight one. Seeds are public here, so ε is that of the same training with secret "
@@ -214,8 +217,11 @@ def tradeoff(found: Found) -> Iterator[Block]:
         },
     )
     example = ", ".join(dict.fromkeys(map(place, plots.example_of_decays(found))))
-    caption = f"Noise that was really added and ε that was spent, by epoch, with the settings of Table 1 for {example}."
-    yield Plots(caption, plots.decays(found))
+    yield Plots(
+        f"Noise that was really added and ε that was spent, by epoch, with the settings of Table 1 for {example}: at "
+        f"δ = {delta:g}, for replacing one utterance, on the conditions that stand there.",
+        plots.decays(found),
+    )
     yield Plots(
         "ROC curves of the shadow attack, first seed. Of the private trainings, the one that it does best on.",
         plots.roc(found),
@@ -252,11 +258,15 @@ def frontier(found: Found) -> Iterator[Block]:
         return
     where = f"{place(about)}, {about['epochs']} epochs, batch {about['batch']}"
     plain = f"plain training has {about['plain']['test_ser']:.2f}" if about["plain"] else "plain training was not run"
-    yield Plots(f"SER against ε for micro-batches (K per worker) and single examples. {where}.", plots.frontier(found))
+    yield Plots(
+        f"SER against ε for micro-batches (K per worker) and single examples. {where}; one seed. ε is at "
+        f"δ = {about['delta']:g}, for adding or removing one utterance, on the conditions of the table below.",
+        plots.frontier(found),
+    )
     yield Table(
-        f"SER at ε, δ = {about['delta']:g}; {plain}. {where}; `{about['command']}`. ε is for adding or removing one "
-        f"utterance, {_SECRET}; for single examples also {_ONE_PASS}. All units have the recipe for single examples, "
-        "which may not be the best for larger ones; ε does not cover its choice.",
+        f"SER at ε, δ = {about['delta']:g}; {plain}. {where}, one seed; `{about['command']}`. ε is for adding or "
+        f"removing one utterance, {_SECRET}; for single examples also {_ONE_PASS}. All units have the recipe for "
+        "single examples, which may not be the best for larger ones; ε does not cover its choice.",
         about["points"],
         {
             "unit": lambda one: unit_name(one["unit"]),
@@ -270,7 +280,9 @@ def frontier(found: Found) -> Iterator[Block]:
 def recipes(found: Found) -> Iterator[Block]:
     """Small ε, with single examples."""
     yield Plots(
-        f"SER by ε at δ = {found['delta']:g}, {_SECRET}; none is training without privacy.", plots.recipes(found)
+        f"SER by ε at δ = {found['delta']:g} for adding or removing one utterance, {_SECRET}, and {_ONE_PASS}; none is "
+        "training without privacy.",
+        plots.recipes(found),
     )
     yield Table(
         f"Settings for small ε at δ = {found['delta']:g}, and what they reach on test data. ε is for adding or "
@@ -297,7 +309,7 @@ def audits(found: Found) -> Iterator[Block]:
         plots.audits(found),
     )
     yield Table(
-        f"Claims and what an audit finds, {about}.",
+        f"Claims and what an audit finds, {about}. {VERDICT}",
         found["rows"],
         {
             "mechanism": audit_name,

@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from edpsgd.bounds import format_epsilon
 
 RESULTS = Path(__file__).parent / "results"
@@ -88,7 +90,7 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
     return {
-        "processor": ", ".join(sorted(names)) or platform.processor(),
+        "processor": f"{', '.join(sorted(names)) or platform.processor()} ({torch.backends.cpu.get_cpu_capability()})",
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **{package.replace("-", "_"): version(package) for package in _PACKAGES},

@@ -52,7 +52,7 @@ PAPER = {  # changes of SER and AUC in %, log10 ε: Table 1 of Dupuy et al. 2021
 UNITS = {"1": 2, "4": 8, "16": 32, "example": None}  # by K: micro-batches of two workers
 EPSILONS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
 DECAYS = ("none", "linear", "exponential")
-USELESS = 90.0  # SER: with less ε than that takes, next to nothing is learned
+USELESS = 95.0  # SER: with less ε than that takes, next to nothing is learned
 
 FIRST = 3  # of GRID, where the search begins
 
@@ -126,17 +126,17 @@ class Trainer:
     """Runs trainings and attacks, each once.
 
     Args:
-        kept: the results file.
+        get: that of the results file: a piece that it has, or what the given work finds.
         data: the folder of the corpora.
         runs: where run folders go.
     """
 
-    def __init__(self, kept: results.Pieces, data: Path | None, runs: Path) -> None:
-        self._kept, self._data, self._runs = kept, data, runs
+    def __init__(self, get: Callable[..., Piece], data: Path | None, runs: Path) -> None:
+        self._get, self._data, self._runs = get, data, runs
 
     def train(self, setting: Setting) -> Piece:
         """A training of Table 1, with its ε."""
-        return self._kept.get(setting.name, partial(self._train, setting), trainings.named(setting.flags()))
+        return self._get(setting.name, partial(self._train, setting), trainings.named(setting.flags()))
 
     def _train(self, setting: Setting) -> Piece:
         folder = self._folder(setting)
@@ -148,15 +148,13 @@ class Trainer:
 
     def attack(self, setting: Setting) -> Piece:
         """The paper's attack on a training of Table 1; its shadow is the plain training on another corpus."""
-        return self._kept.get(
-            f"attack-{setting.name}", partial(self._attack, setting), trainings.named(setting.flags())
-        )
+        return self._get(f"attack-{setting.name}", partial(self._attack, setting), trainings.named(setting.flags()))
 
     def _attack(self, setting: Setting) -> Piece:
         run = open_run(self._folder(setting), None if self._data is None else str(self._data))
         score = trainings.scores(run.folder)["test_ser"]
         if score != self.train(setting)["test_ser"]:  # the run was gone, and came out otherwise on another machine
-            self._kept.get(setting.name, partial(self._train, setting), trainings.named(setting.flags()), again=True)
+            self._get(setting.name, partial(self._train, setting), trainings.named(setting.flags()), again=True)
         shadow = self._folder(Setting(setting.model, SHADOWS[setting.task], setting.seed))
         report, _ = shadow_attack(run, shadow)
         grid = np.linspace(0, 1, 101)
@@ -183,7 +181,7 @@ class Trainer:
             trainings.train({**settings, "data": self._data}, self._runs / name)
             return {"frontier": {**about, "unit": unit, "target": epsilon}, **trainings.scores(self._runs / name)}
 
-        return self._kept.get(name, work, trainings.named(settings))
+        return self._get(name, work, trainings.named(settings))
 
 
 def _real_share(setting: Setting, folder: Path) -> float:
@@ -288,36 +286,50 @@ def one_unit(unit: str, epsilons: Sequence[float], point: Callable[[str, float],
             break
 
 
+def works(trainer: Trainer, extent: Extent, seeds: int) -> dict[str, Callable[[], object]]:
+    """By name: all that is to be done, in parts that may run side by side."""
+    point = partial(trainer.frontier, *extent.frontier)
+    return {
+        **{
+            f"{model}-{task}": partial(one_corpus, model, task, trainer, seeds, extent.has_search)
+            for model, task in extent.pairs
+        },
+        "frontier-plain": partial(point, "example", None),
+        **{f"frontier-{unit}": partial(one_unit, unit, extent.epsilons, point) for unit in UNITS},
+    }
+
+
 # -------------------------------------------------------------------- the figures
 
 
-def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
+def figures(pieces: dict[str, Piece], extent: Extent, seeds: int) -> dict[str, Any]:
     """Table and frontier, as far as they were run."""
-    table, curve = list(_rows(pieces)), _frontier(pieces)
+    table = list(_rows(pieces))
+    are_attacked = all(run["auc"] is not None for row in table for run in row["runs"])
     return {
-        "is_complete": _is_complete(table) and _is_whole(curve),
+        "is_complete": are_attacked and is_complete(pieces, extent, seeds),
         "delta": DELTA,
         "micro_batches": MICRO_BATCHES,
         "layer_scaling": "raw",
         "table": table,
-        "frontier": curve,
+        "frontier": _frontier(pieces),
     }
 
 
-def _is_complete(table: Sequence[dict[str, Any]]) -> bool:
-    """Whether all rows are there and attacked, which comes after the search."""
-    has_all = len(table) == len(PAPER) * (1 + len(DECAYS))
-    return has_all and all(run["auc"] is not None for row in table for run in row["runs"])
+def is_complete(pieces: dict[str, Piece], extent: Extent, seeds: int) -> bool:
+    """Whether all that is to be done, gone through again, asks for nothing that is not there."""
 
+    def get(key: str, _: object, settings: Mapping[str, Any]) -> Piece:
+        if results.missing(pieces, {key: settings}):
+            raise KeyError(key)
+        return pieces[key]
 
-def _is_whole(curve: dict[str, Any] | None) -> bool:
-    """Whether all units were run, down to the least ε or to where nothing is learned."""
-    if curve is None or curve["plain"] is None:
+    try:
+        for work in works(Trainer(get, None, Path()), extent, seeds).values():
+            work()
+    except KeyError:
         return False
-    last = {
-        unit: [(one["target"], one["test_ser"]) for one in curve["points"] if one["unit"] == unit] for unit in UNITS
-    }
-    return all(points and (min(points)[0] == EPSILONS[0] or min(points)[1] > USELESS) for points in last.values())
+    return True
 
 
 def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
@@ -345,6 +357,7 @@ def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[s
         settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
         settings |= {"noise_multiplier": setting.noise_multiplier, "clip_norm": setting.clip_norm}
     found = []
+    settings["precision"] = ", ".join(sorted({run.get("precision", "bf16") for _, run in runs}))
     for one, run in runs:
         attack = pieces.get(f"attack-{one.name}", {})
         is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
@@ -382,6 +395,7 @@ def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
         **{name: about[name] for name in ("model", "task", "batch", "delta")},
         **{name: points[0][name] for name in ("epochs", "utterances")},
         "useless": USELESS,
+        "seed": 0,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
         "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
         "points": [
@@ -396,18 +410,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = trainings.parse("tradeoff", __doc__, "clc-atis, bert-snips, frontier-16, ...", arguments, seeds=1)
     torch.set_num_threads(1)  # of attacks, which run beside trainings
-    kept = results.Pieces(flags.out, "tradeoff", figures, page, flags.command)
-    trainer = Trainer(kept, flags.data, flags.runs)
     extent = REDUCED if flags.reduced else Extent()
-    point = partial(trainer.frontier, *extent.frontier)
-    works: dict[str, Callable[[], object]] = {
-        f"{model}-{task}": partial(one_corpus, model, task, trainer, flags.seeds, extent.has_search)
-        for model, task in extent.pairs
-    }
-    works["frontier-plain"] = partial(point, "example", None)
-    works |= {f"frontier-{unit}": partial(one_unit, unit, extent.epsilons, point) for unit in UNITS}
+    all_figures = partial(figures, extent=extent, seeds=flags.seeds)
+    kept = results.Pieces(flags.out, "tradeoff", all_figures, page, flags.command)
+    todo = works(Trainer(kept.get, flags.data, flags.runs), extent, flags.seeds)
     with ThreadPoolExecutor(flags.jobs) as pool:
-        list(pool.map(lambda name: works[name](), results.chosen(flags, works)))
+        list(pool.map(lambda name: todo[name](), results.chosen(flags, todo)))
     kept.write()
 
 

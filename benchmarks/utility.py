@@ -243,7 +243,8 @@ _ABOUT_PRIVATE = (
 _ABOUT_LARGEST = (
     "The largest noise multiplier of 1e-6, 1e-5, …, 1 at which SER is at most 5 % above plain training's. Where SER is "
     "not given, that training was not run: another one with at least its noise in every epoch passed, and ε is what "
-    "its ledger would say. One seed: the limit is nearer than seeds are likely to differ."
+    "its ledger would say, at δ = 5e-4 for replacing one utterance, if the seed were secret. One seed: the limit is "
+    "nearer than seeds are likely to differ."
 )
 
 

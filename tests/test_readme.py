@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ def test_the_figure_to_reach() -> None:
     assert rows.keys() == set(itertools.product(("clc", "bert"), corpora))
     for contenders in rows.values():
         assert contenders["edp"]["ratio"] <= 1.10
+    ratios = [contenders["example"]["ratio"] for contenders in rows.values()]
+    assert f"at {min(ratios):.1f} to {max(ratios):.1f} times its time" in README
 
 
 def test_the_figures_to_reach_in_a_step() -> None:
@@ -98,8 +101,16 @@ def test_the_report_is_that_of_the_results() -> None:
     built = report.build(report.collect(RESULTS))
     assert (RESULTS / "report.md").read_text(encoding="utf-8") == report.markdown(built)
     page = (RESULTS / "report.html").read_text(encoding="utf-8")
-    tables = re.compile(r"<table>.*?</table>", re.DOTALL)
-    assert tables.findall(page) == tables.findall(report.html(built))
+    drawn = re.compile(r"<svg .*?</svg>", re.DOTALL)
+    assert drawn.sub("", page) == drawn.sub("", report.html(built))
+    assert len(drawn.findall(page)) == len(drawn.findall(report.html(built))) >= 10
+
+
+@pytest.mark.parametrize("name", WHAT)
+def test_every_page_is_that_of_its_results(name) -> None:
+    module = {"tradeoff": "tradeoff_page"}.get(name, name)
+    page = import_module(f"benchmarks.{module}").page
+    assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == page(load(name))
 
 
 def test_the_figures_of_the_accountant() -> None:

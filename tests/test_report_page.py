@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import report
+from benchmarks.results import RESULTS
 from tests.unit.test_report import write_results
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -196,3 +197,18 @@ def test_prints_on_light_ground(browser, address) -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     browser.get(address)
     assert _luminance(browser.execute_script("return getComputedStyle(document.body).backgroundColor")) > 0.9
+
+
+def test_the_page_of_the_project(browser) -> None:
+    """That of the real measurements, which has all plots and tables too."""
+    browser.get((RESULTS / "report.html").as_uri())
+    plots = browser.execute_script(
+        "return [...document.querySelectorAll('svg')].filter(e => e.querySelectorAll('path, use').length > 10 && "
+        "e.checkVisibility()).map(e => e.getAttribute('aria-label'))"
+    )
+    assert sorted(label.partition(",")[0] for label in plots) == sorted(label.partition(",")[0] for label in PLOTS)
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('table')].map(e => e.querySelectorAll('tbody tr').length)"
+    )
+    assert len(rows) == 16
+    assert min(rows) >= 1

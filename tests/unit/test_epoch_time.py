@@ -16,7 +16,7 @@ def steps(seconds, turns=(0,)) -> dict:
 
 def piece(times, number, utterances=600, **about) -> dict:
     about = {"model": "clc", "corpus": "SNIPS", "is_peer": False, **about}
-    sizes = {"parameters": 7, "utterances": utterances, "steps": number}
+    sizes = {"parameters": 7, "utterances": utterances, "steps": number, "machine": {"processor": "p"}}
     return {"about": about, **sizes, "times": {name: in_portions(own, times["sgd"]) for name, own in times.items()}}
 
 
@@ -65,6 +65,16 @@ def test_a_million_utterances_follow_from_a_tenth_and_say_so() -> None:
     assert "~1563.0 s" in page({**found, "command": "c", "minutes": 1.0, "machine": {"processor": "p", "cores": 2}})
 
 
+def test_rows_of_another_processor_are_marked() -> None:
+    times = {name: steps([1.0] * 3) for name in ("sgd", "edp", "groups", "example", "loop")}
+    pieces = {corpus: piece(times, 3, corpus=corpus) for corpus in ("ATIS", "SNIPS", "NLU-EVAL")}
+    assert "*" not in readme_table(figures(pieces, {}))
+    pieces["SNIPS"]["machine"] = {"processor": "q"}
+    *table, _, note = readme_table(figures(pieces, {})).splitlines()
+    assert [line.split(" |")[0] for line in table if "*" in line] == ["| CLC, SNIPS *"]
+    assert note == r"\* on another processor: q; the others on p"
+
+
 def test_parts_make_a_whole_epoch() -> None:
     """Two steps of one second and two of three; single examples took twice as long in the second part."""
     parts = {
@@ -77,8 +87,6 @@ def test_parts_make_a_whole_epoch() -> None:
     sgd, example = row["contenders"]["sgd"], row["contenders"]["example"]
     assert (sgd["seconds"], sgd["spread"], sgd["is_extrapolated"]) == (8.0, [4.0, 12.0], False)
     assert (example["ratio"], example["ratio_spread"], example["measured_steps"]) == (7 / 4, [1.0, 2.0], 2)
-    sample = piece({"sgd": steps([9.0] * 3), "example": steps([9.0])}, 4, corpus="many")
-    assert figures({"many": sample, **parts}, {})["rows"] == [row]
     [row] = figures({"first": parts["many, part 1.0"]}, {})["rows"]  # the rest is not there yet
     assert (row["contenders"]["sgd"]["seconds"], row["contenders"]["sgd"]["is_extrapolated"]) == (4.0, True)
 

@@ -50,6 +50,7 @@ def _epochs(model: str, corpus: str, paper: dict[str, float] | None, is_peer: bo
         "utterances": 2642,
         "steps": 42,
         "paper": paper,
+        "processor": MACHINE["processor"],
         "contenders": {name: _epoch(41.27 * ratio, ratio) for name, ratio in ratios.items()},
     }
 

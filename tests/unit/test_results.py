@@ -146,7 +146,7 @@ class FakeJob:
     def __call__(self, command, **_) -> None:
         self.commands.append(command)
         self.folder.mkdir(exist_ok=True)
-        (self.folder / "config.yaml").write_text("")
+        (self.folder / "config.yaml").write_text("precision: fp32")
         (self.folder / "data.json").write_text('{"train": 7}')
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
         (self.folder / "metrics.jsonl").write_text(text)
@@ -165,7 +165,16 @@ def test_a_training_is_run_once(tmp_path, monkeypatch) -> None:
     assert job.commands[0][3:] == ["--model", "clc", "--private", "off", "--output", str(tmp_path / "run")]
     scores = {name: value for name, value in TEST.items() if name != "seconds"}
     scores |= {"validation_ser": 9.0, "clip_fraction": 0.5, "epochs": 2, "utterances": 7, "minutes": 1.5}
-    assert trainings.scores(tmp_path / "run") == scores
+    assert trainings.scores(tmp_path / "run") == {**scores, "precision": "fp32"}
+
+
+@pytest.mark.parametrize(("has_bf16", "used"), [(True, "bf16"), (False, "fp32")])
+def test_a_processor_without_bf16_trains_in_fp32(tmp_path, monkeypatch, has_bf16, used) -> None:
+    job = FakeJob(tmp_path / "run", [LAST, TEST])
+    monkeypatch.setattr(trainings.subprocess, "run", job)
+    monkeypatch.setattr(trainings, "has_bf16", lambda device: has_bf16)
+    trainings.train({"precision": "bf16"}, tmp_path / "run")
+    assert job.commands[0][3:5] == ["--precision", used]
 
 
 def test_an_interrupted_training_begins_again(tmp_path, monkeypatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 from scipy.optimize import brentq
@@ -19,18 +21,21 @@ from benchmarks.tradeoff import (
     SETTINGS,
     TAUS,
     UNITS,
+    Extent,
     Setting,
     Trainer,
-    _is_whole,
     epsilons,
     explore,
-    figures,
     one_unit,
     without_search,
+    works,
 )
+from benchmarks.tradeoff import figures as figures_of
 from benchmarks.tradeoff_page import page
 from edpsgd.noise import parse_decay
 from tasks.config import Config, parse
+
+figures = partial(figures_of, extent=Extent(), seeds=1)
 
 
 class Trainings:
@@ -197,8 +202,8 @@ def test_the_frontier_has_units_of_every_size(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(trainings, "scores", lambda folder: {"test_ser": 9.0, "epochs": 2})
     kept = results.Pieces(tmp_path, "tradeoff", lambda pieces: {}, lambda found: "", "tradeoff")
     for unit in UNITS:
-        Trainer(kept, None, tmp_path).frontier("clc", "generated", unit, 10.0)
-    Trainer(kept, None, tmp_path).frontier("clc", "generated", "example", None)
+        Trainer(kept.get, None, tmp_path).frontier("clc", "generated", unit, 10.0)
+    Trainer(kept.get, None, tmp_path).frontier("clc", "generated", "example", None)
     sizes = [(config.private, config.micro_batches, config.batch_size) for config in asked.values()]
     assert sizes == [("edp", 2, 32), ("edp", 8, 8), ("edp", 32, 2), ("example", 1, 64), ("off", 1, 64)]
     assert {config.sampling for config in asked.values() if config.private != "off"} == {"poisson"}
@@ -215,17 +220,45 @@ def test_what_is_below_a_useless_point_of_the_frontier_is_not_run() -> None:
     assert asked == [("4", 1000.0), ("4", 100.0), ("4", 10.0)]
 
 
-def test_when_the_frontier_is_whole() -> None:
-    def curve(least: dict[str, tuple[float, float]]) -> dict:
-        points = [{"unit": unit, "target": target, "test_ser": ser} for unit, (target, ser) in least.items()]
-        return {"plain": {"test_ser": 8.0}, "points": points}
+def whole(extent: Extent, seeds: int) -> dict[str, dict]:
+    """The pieces of a run that was not interrupted."""
+    pieces: dict[str, dict] = {}
+    bears = Trainings(1e-3)
 
-    ends = {"1": (1e3, 95.5), "4": (1e2, 96.0), "16": (10.0, 97.0), "example": (1.0, 50.0)}
-    assert _is_whole(curve(ends))
-    assert not _is_whole(None)
-    assert not _is_whole({**curve(ends), "plain": None})
-    assert not _is_whole(curve({**ends, "16": (10.0, 89.0)}))
-    assert not _is_whole(curve({unit: end for unit, end in ends.items() if unit != "4"}))
+    def get(key: str, _: object, settings: dict) -> dict:
+        if key in pieces:
+            return pieces[key]
+        found = {"test_ser": 9.0, "auc": {"value": 0.6, "low": 0.5, "high": 0.7}, "roc": []}
+        if key.startswith("frontier"):
+            _, task, model, unit, *target = key.split("-")
+            about = {"model": model, "task": task, "batch": 64, "delta": 1e-4, "unit": unit if target else "example"}
+            about["target"] = float(target[0]) if target else None
+            scores = {"epochs": 2, "utterances": 99, "test_intent_accuracy": 9.0, "test_slot_f1": 9.0, "epsilon": 1.0}
+            found = {"frontier": about, **scores, "test_ser": 96.0 if unit == "1" else 50.0}
+        elif not key.startswith("attack"):
+            named = {name: settings[name] for name in ("decay", "noise_multiplier", "clip_norm") if name in settings}
+            setting = Setting(settings["model"], settings["task"], settings["seed"], **named)
+            found = piece(setting, bears(setting)["validation_ser"], 9.0)
+        pieces[key] = {**found, "settings": settings}
+        return pieces[key]
+
+    for work in works(Trainer(get, None, Path()), extent, seeds).values():
+        work()
+    return pieces
+
+
+@pytest.mark.parametrize(("extent", "seeds"), [(Extent(), 1), (Extent([("clc", "atis")]), 2), (REDUCED, 1)])
+def test_what_is_complete_lacks_no_piece(extent, seeds) -> None:
+    """Without any of them, whatever it is, or with one of other settings, something is left to be done."""
+    pieces = whole(extent, seeds)
+    assert figures_of(pieces, extent, seeds)["is_complete"]
+    assert not figures_of(pieces, extent, seeds + 1)["is_complete"]
+    assert not figures_of({}, extent, seeds)["is_complete"]
+    assert len([name for name in pieces if name.startswith("frontier-")]) == 1 + 1 + 3 * len(extent.epsilons)
+    for name in pieces if len(extent.pairs) == 1 else ():
+        assert not figures_of({n: one for n, one in pieces.items() if n != name}, extent, seeds)["is_complete"], name
+        changed = {**pieces, name: {**pieces[name], "settings": {**pieces[name]["settings"], "epochs": 99}}}
+        assert not figures_of(changed, extent, seeds)["is_complete"]
 
 
 @pytest.mark.parametrize(("model", "task"), [*recipes.RECIPES, *REDUCED.pairs])

@@ -1,0 +1,54 @@
+"""Everything in small: `make bench`, which runs this, makes reduced versions of the benchmarks and their report.
+
+They go to runs/bench, with bench.json for the minutes that each took; `--out DIR` puts that file elsewhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import report, results
+
+NAMES = (
+    "audits", "accounting", "exposure", "attack_cost", "data_loading", "step_time", "epoch_time", "recipes",
+    "tradeoff", "memorization",
+)  # fmt: skip
+
+
+def run(name: str) -> dict[str, Any]:
+    """One of them, in a process of its own."""
+    print(f"benchmarks.{name}", flush=True)
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", "--reduced"], check=True)
+    return {"name": name, "minutes": (time.monotonic() - start) / 60}
+
+
+def page(found: dict[str, Any]) -> str:
+    """The figures, to read."""
+    rows = [(row["name"], f"{row['minutes']:.1f}") for row in found["rows"]]
+    lines = ["# Everything in small", "", results.made(found), "", *results.table(("benchmark", "minutes"), rows)]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = results.parser("bench", __doc__)
+    parser.set_defaults(out=results.REDUCED)
+    flags = parser.parse_args(arguments)
+    shutil.rmtree(results.REDUCED, ignore_errors=True)
+    start = time.monotonic()
+    rows = [run(name) for name in NAMES]
+    report.main(["--results", str(results.REDUCED), "--out", str(results.REDUCED)])
+    minutes = (time.monotonic() - start) / 60
+    found = {"command": "make bench", "minutes": minutes, "machine": results.machine(), "rows": rows}
+    results.save(flags.out, "bench", found, page(found))
+    print(f"the report: {results.REDUCED / 'report.html'}, after {minutes:.0f} minutes")
+
+
+if __name__ == "__main__":
+    main()
