@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if one is not None:
             print(f"\nRESULT{json.dumps(one)}", flush=True)
         return
-    found = measure(2000 if flags.reduced else flags.examples, SIZES[:2] if flags.reduced else SIZES)
+    found = measure(500 if flags.reduced else flags.examples, SIZES[:2] if flags.reduced else SIZES)
     found = {"command": results.command("data_loading", flags), "seed": 0, **found}
     results.save(flags.out, "data_loading", found, page(found))
 

@@ -36,7 +36,7 @@ from tasks.data import load
 from tasks.examples import Examples
 from tasks.planning import make_batches
 
-BATCH, WORKERS, WARM_UP, SLOW_STEPS = 32, 2, 3, 6
+BATCH, FEW, WORKERS, WARM_UP, SLOW_STEPS = 32, 8, 2, 3, 6  # few utterances in a step of the reduced version
 MANY, PARTS = 100_000, 4  # utterances whose epoch is measured in parts
 PART_WARM_UP, SAMPLE = 8, 120  # no part is the first of a training; of smaller units, some steps of the epoch
 PEER_STEPS = 12
@@ -61,12 +61,13 @@ PAPER = {  # over SGD: vanilla DP-SGD, eDP-SGD; Table 2 of Dupuy et al. 2021
 class Epoch:
     """The training set of a corpus in batches of one worker, and what a model for it must know."""
 
-    def __init__(self, model: str, task: str, examples: int, data: str | None) -> None:
+    def __init__(self, model: str, task: str, examples: int, data: str | None, batch: int) -> None:
         config = Config(
-            task=task, data=data, model=model, split="random", vocabulary="training-set", batch_size=BATCH,
+            task=task, data=data, model=model, split="random", vocabulary="training-set", batch_size=batch,
             examples=examples, private="off", seed=0,
         )  # fmt: skip
         self._config, self._collective = config, edpsgd.collectives.resolve("horovod")
+        self.size = batch
         self._load(config, is_whole=task == "generated")
         self._drawn: dict[int, list[list[int]]] = {}
         self.utterances, self.steps = len(self._train), self._number(0)
@@ -78,7 +79,7 @@ class Epoch:
         is_bert = isinstance(parts.inputs, BertInputs)
         words = len(parts.inputs.tokenizer) if is_bert else len(parts.inputs.vectors.words) + 1
         self.sizes = Sizes(words, len(parts.labels.intents), len(parts.labels.tags))
-        self._train = Examples(read.corpus, rows, parts.inputs.table(read.corpus.words), parts.labels, BATCH)
+        self._train = Examples(read.corpus, rows, parts.inputs.table(read.corpus.words), parts.labels, self.size)
 
     def _number(self, turn: int) -> int:
         """Draws the batches of a pass; of how many steps all workers have utterances."""
@@ -94,9 +95,11 @@ class Epoch:
         return self._train.batch(rows), [self._train.batch([row]) for row in rows] if is_single else []
 
 
-def measure(model: str, task: str, examples: int, data: str | None, folder: Path, what: str, **job: Any) -> Any:
+def measure(
+    model: str, task: str, examples: int, data: str | None, batch: int, folder: Path, what: str, **job: Any
+) -> Any:
     """On one worker: what the job asks for."""
-    epoch = Epoch(model, task, examples, data)
+    epoch = Epoch(model, task, examples, data, batch)
     return {"times": _times, "memory": _memory, "parts": _parts}[what](model, epoch, folder, **job)
 
 
@@ -112,7 +115,7 @@ def _times(
     times: dict[str, Times] = {name: {} for name in names}
     for turn in range(passes):
         (folder / str(turn)).mkdir(exist_ok=True)
-        contenders = {name: make(name, model, is_peer, epoch.sizes, BATCH, folder / str(turn)) for name in names}
+        contenders = {name: make(name, model, is_peer, epoch.sizes, epoch.size, folder / str(turn)) for name in names}
         for number in range(WARM_UP if parts == 1 else PART_WARM_UP):
             take_turns(contenders, number, *epoch.batch(number % epoch.steps), names)
         for number, step in enumerate(steps):
@@ -151,7 +154,7 @@ def in_portions(own: Times, sgd: Times) -> dict[str, Any]:
 
 
 def _memory(model: str, epoch: Epoch, folder: Path, is_peer: bool, contender: str) -> dict[str, float]:
-    chosen = make(contender, model, is_peer, epoch.sizes, BATCH, folder)
+    chosen = make(contender, model, is_peer, epoch.sizes, epoch.size, folder)
     return peak(chosen, contender, *epoch.batch(0))
 
 
@@ -160,7 +163,9 @@ def _parts(model: str, epoch: Epoch, folder: Path, rounds: int) -> dict[str, Any
     import horovod.torch as hvd
 
     names = ("sgd", "edp")
-    contenders: dict[str, Contender] = {name: make(name, model, False, epoch.sizes, BATCH, folder) for name in names}
+    contenders: dict[str, Contender] = {
+        name: make(name, model, False, epoch.sizes, epoch.size, folder) for name in names
+    }
     whole, parts = [], []
     for number in range(WARM_UP + rounds):
         batch, examples = epoch.batch(number % epoch.steps, is_single=False)
@@ -268,7 +273,7 @@ def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dic
         "missing": missing,
         "seed": 0,
         "workers": WORKERS,
-        "batch": BATCH,
+        "batch": next((settings["batch"] for settings in wanted.values()), BATCH),
         "names": NAMES,
         "rows": sorted(rows, key=lambda row: (row["is_peer"], row["model"] != "clc", row["utterances"])),
         "memory": memory,
@@ -291,7 +296,7 @@ def _power(number: int) -> str:
 
 def page(found: dict[str, Any]) -> str:
     """The figures, to read."""
-    lines = ["# Time of an epoch", "", results.made(found), "", _ABOUT, ""]
+    lines = ["# Time of an epoch", "", results.made(found), "", _ABOUT.format(batch=found["batch"]), ""]
     if found["missing"]:
         lines += [f"Not complete, not measured with this code: {'; '.join(found['missing'])}.", ""]
     lines += epoch_table([row for row in found["rows"] if not row["is_peer"]])
@@ -327,15 +332,15 @@ def page(found: dict[str, Any]) -> str:
 
 
 _ABOUT = (
-    f"{WORKERS} Horovod workers, one thread each, {BATCH} utterances per worker and step, Adam, ledger on disk; of the "
-    "real corpora the 45 % that are for training. Assembling batches is not in the times. Seconds of an epoch, and in "
-    "brackets how many times those of SGD, with the lowest and the highest: of ATIS the median of three passes, each "
-    "the first epoch of another training, else one pass and its thirds, or its parts where it was measured in several, "
-    "each a process of its own. ~: extrapolated from so many steps. Single examples and micro-batches in one pass "
-    f"compare some batches with autograd, most of them at the beginning: after {WARM_UP} steps that are not counted, "
-    f"or {PART_WARM_UP} in parts, these checks are in the figures. The paper's are from eight GPUs. The layers of CLC "
-    "and BERT have the sizes of the paper, their tables the words of the training set (BERT: its own pieces), which "
-    "are learned; both end in a CRF. Memory is that of a process with Python, libraries and data."
+    f"{WORKERS} Horovod workers, one thread each, {{batch}} utterances per worker and step, Adam, ledger on disk; of "
+    "the real corpora the 45 % that are for training. Assembling batches is not in the times. Seconds of an epoch, and "
+    "in brackets how many times those of SGD, with the lowest and the highest: of ATIS the median of three passes, "
+    "each the first epoch of another training, else one pass and its thirds, or its parts where it was measured in "
+    "several, each a process of its own. ~: extrapolated from so many steps. Single examples and micro-batches in one "
+    f"pass compare some batches with autograd, most of them at the beginning: after {WARM_UP} steps that are not "
+    f"counted, or {PART_WARM_UP} in parts, these checks are in the figures. The paper's are from eight GPUs. The "
+    "layers of CLC and BERT have the sizes of the paper, their tables the words of the training set (BERT: its own "
+    "pieces), which are learned; both end in a CRF. Memory is that of a process with Python, libraries and data."
 )
 _ABOUT_PEERS = (
     "SGD and ours train torch's LSTM, so that Opacus's figures for CLC hold the cost of its own. Opacus knows no "
@@ -391,13 +396,14 @@ def readme_table(found: dict[str, Any]) -> str:
 
 def jobs(data: Path | None, is_reduced: bool) -> dict[str, tuple[dict[str, Any], int, dict[str, Any]]]:
     """By name: a job, its workers, and what its piece says about itself."""
-    sizes = (200,) if is_reduced else GENERATED
+    sizes = (100,) if is_reduced else GENERATED
     corpora = [] if data is None or is_reduced else [(task, 0, str(data), name) for task, name in CORPORA.items()]
     corpora += [("generated", size, None, _power(size)) for size in sizes]
     found: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {}
+    batch = {"batch": FEW if is_reduced else BATCH}
     for model in MODELS:
         for task, size, folder, name in corpora:
-            where = {"model": model, "task": task, "examples": max(1, size), "data": folder}
+            where = {"model": model, "task": task, "examples": max(1, size), "data": folder, **batch}
             for is_peer in (False, True) if name == corpora[0][3] and not is_reduced else (False,):
                 passes = 3 if task == "atis" and not is_peer else 1
                 most, parts = PEER_STEPS if is_peer else None, PARTS if size == MANY else 1
@@ -407,7 +413,7 @@ def jobs(data: Path | None, is_reduced: bool) -> dict[str, tuple[dict[str, Any],
                     which = ", peers" if is_peer else f", part {part + 1} of {parts}" if parts > 1 else ""
                     found[f"{model}, {name}{which}"] = {**job, "part": part}, WORKERS, about
         if model == "clc" or not is_reduced:
-            where = {"model": model, "task": "generated", "examples": min(sizes), "data": None}
+            where = {"model": model, "task": "generated", "examples": min(sizes), "data": None, **batch}
             found |= _other_jobs(model, where, is_reduced)
     return found
 
@@ -446,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--data DIR, the folder of the corpora, is missing")
     command = f"python -m benchmarks.epoch_time {'--reduced' if flags.reduced else '--data DIR'}"
     works = jobs(flags.data, flags.reduced)
-    wanted = {name: {**job, "batch": BATCH, "data": None} for name, (job, *_) in works.items()}
+    wanted = {name: {**job, "data": None} for name, (job, *_) in works.items()}
     kept = results.Pieces(flags.out, "epoch_time", partial(figures, wanted=wanted), page, command, flags.anew)
     for name in results.chosen(flags, works):
         kept.get(name, partial(measured, *works[name]), wanted[name])

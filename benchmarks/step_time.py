@@ -35,7 +35,8 @@ from edpsgd.units.engine import SELDOM
 WORKERS = 2
 KINDS = {"bert": "BERT", "clc": "CLC"}
 SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a worker
-PEER_SHAPES = SHAPES[:2]  # a gradient for each of 128 examples does not fit into this machine
+FEW = ((14, 8),)  # of the reduced version
+PEERS_UP_TO = 32  # examples: a gradient for each of 128 does not fit into this machine
 OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "loop")
 SIZES = {"bert": Sizes(30522, 10, 20), "clc": Sizes(5000, 10, 20)}
 LETTERS = 8  # of a word
@@ -284,7 +285,7 @@ def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
         f"{kind}-{tokens}-{size}{'-peers' if is_peer else ''}": {
             "kind": kind, "tokens": tokens, "size": size, "is_peer": is_peer
         }
-        for is_peer, chosen in ((False, shapes), (True, [shape for shape in shapes if shape in PEER_SHAPES]))
+        for is_peer, chosen in ((False, shapes), (True, [(n, size) for n, size in shapes if size <= PEERS_UP_TO]))
         for kind in KINDS
         for tokens, size in chosen
     }  # fmt: skip
@@ -319,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return on_workers.serve(measure, flags.job, flags.folder)
     rounds = 2 if flags.reduced else flags.rounds
     command = f"python -m benchmarks.step_time {'--reduced' if flags.reduced else f'--rounds {rounds}'}"
-    works = jobs(SHAPES[:1] if flags.reduced else SHAPES)
+    works = jobs(FEW if flags.reduced else SHAPES)
     wanted = {name: {"rounds": rounds} for name in works}
     kept = results.Pieces(flags.out, "step_time", partial(figures, wanted=wanted), page, command, flags.anew)
     for name in results.chosen(flags, works):
