@@ -23,7 +23,7 @@ MICRO_BATCHES = (1, 2, 8)
 
 
 def measure(noise: str, micro_batches: int, scaling: str, trials: int, seed: int) -> dict[str, Any]:
-    """One audit; every trial takes two seeds, from this one on."""
+    """One audit. Audits of scales would take two seeds for each trial, from this one on."""
     setup = Setup(noise=noise, micro_batches=micro_batches, scaling=scaling, seed=seed)
     found = audit_mechanism(setup, resolve("local"), trials=trials, delta=DELTA, confidence=CONFIDENCE)
     return {

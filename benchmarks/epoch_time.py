@@ -233,10 +233,11 @@ def _epoch(one: dict[str, Any], steps: int) -> tuple[float, float]:
 
 
 def whole_epochs(pieces: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Puts parts of one epoch together; each is a portion of it."""
+    """Puts parts of one epoch together; each is a portion of it. They take the place of a sample of its steps."""
     rows: dict[str, list[dict[str, Any]]] = {}
-    for piece in pieces.values():
-        rows.setdefault(json.dumps(piece["about"]), []).append(piece)
+    for name, piece in pieces.items():
+        if not any(other.startswith(f"{name}, part ") for other in pieces):
+            rows.setdefault(json.dumps(piece["about"]), []).append(piece)
     return [_joined(parts) if len(parts) > 1 else parts[0] for parts in rows.values()]
 
 
@@ -377,6 +378,7 @@ def readme_table(found: dict[str, Any]) -> str:
     names = [name for name in NAMES if name != "sgd" and name in OURS]
     rows = [row for row in found["rows"] if not row["is_peer"] and row["utterances"] <= MANY]
     usual = Counter(row["processor"] for row in rows).most_common(1)[0][0]
+    known = "" if "(" in usual else ", with instructions that were not recorded"
     others = ", ".join(dict.fromkeys(row["processor"] for row in rows if row["processor"] != usual))
     head = ("an epoch over SGD's", *(NAMES[name] for name in names), "the paper's eDP-SGD")
     body = [
@@ -387,7 +389,7 @@ def readme_table(found: dict[str, Any]) -> str:
         )
         for row in rows
     ]
-    note = ["", f"\\* on another processor: {others}; the others on {usual}"] if others else []
+    note = ["", f"\\* on another processor: {others}; the others on {usual}{known}"] if others else []
     return "\n".join([*results.table(head, body), *note])
 
 

@@ -75,14 +75,20 @@ def train(model: str, task: str, epsilon: float | None, data: Path | None, runs:
     """A row of the table."""
     folder = runs / f"{model}-{task}-{epsilon or 'plain'}"
     trainings.train({**settings(model, task, epsilon), "data": data}, folder)
-    return {**_scores(model, task, folder), "recipe": recipe(model, task), "epsilon": epsilon}
+    return {**_scores(model, task, folder), "epsilon": epsilon, "recipe": _followed(recipe(model, task), folder)}
 
 
 def attempt(number: int, data: Path | None, runs: Path) -> dict[str, Any]:
     """Something else that was tried."""
     (model, task, changes), folder = TRIED[number], runs / f"tried-{number}"
     trainings.train({**settings(model, task, AIM), **changes, "data": data}, folder)
-    return {**_scores(model, task, folder), "recipe": {**recipe(model, task), **changes}, "epsilon": AIM, "tried": True}
+    followed = _followed({**recipe(model, task), **changes}, folder)
+    return {**_scores(model, task, folder), "recipe": followed, "epsilon": AIM, "tried": True}
+
+
+def _followed(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The recipe with the precision that the processor allowed."""
+    return {**recipe, "precision": trainings.scores(folder)["precision"]} if "precision" in recipe else recipe
 
 
 def _scores(model: str, task: str, folder: Path) -> dict[str, Any]:

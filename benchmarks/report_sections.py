@@ -22,7 +22,7 @@ from benchmarks.report_blocks import (
 )
 from benchmarks.report_plots import audit_name, shown, unit_name
 from benchmarks.results import epsilon
-from benchmarks.tradeoff_page import about_delta
+from benchmarks.tradeoff_page import about_delta, about_precision
 
 _SECRET = "on condition that the seed is secret, which it is not here"
 _ONE_PASS = "on condition that examples lie in all batches as in those that were compared with autograd"
@@ -184,7 +184,7 @@ def tradeoff(found: Found) -> Iterator[Block]:
     is_raw = any(row["settings"].get("layer_scaling") == "raw" for row in rows)
     yield Table(
         f"Table 1. SER, AUC of the shadow attack and ε at δ = {delta:g} for replacing one utterance, K = "
-        f"{found['micro_batches']} micro-batches. "
+        f"{found['micro_batches']} micro-batches, forward pass in bf16{about_precision(found)}. "
         "SER: mean, in brackets the smallest and largest over the seeds. AUC: mean, in brackets the outermost bounds "
         "of the intervals of all seeds. ε is as the printed multiplier claims it, and as the noise really was; zCDP is "
         "the paper's bound, exact the tight one. Seeds are public here, so ε is that of the same training with secret "

@@ -44,7 +44,7 @@ def page(found: dict[str, Any]) -> str:
         lines += ["Not complete: rows are missing, and where † stands the search may have only begun.", ""]
     if found["table"]:
         rows = [_row(row) for row in found["table"]]
-        about = _ABOUT.format(**found, others=_about_precision(found), seeds=_about_seeds(found))
+        about = _ABOUT.format(**found, others=about_precision(found), seeds=_about_seeds(found))
         about = f"{about} {about_delta(found)}"
         lines += ["## Table 1", "", about, "", *results.table(_HEAD, rows)]
     about = found["frontier"]
@@ -55,7 +55,7 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _about_precision(found: dict[str, Any]) -> str:
+def about_precision(found: dict[str, Any]) -> str:
     """Which rows were made on processors without bf16."""
     others = [
         f"{row['model']} {row['task']} {row['decay']}"

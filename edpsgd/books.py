@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -171,10 +172,10 @@ class Books:
         If its examples come again, that is another pass. A draw at random must not come again: each is accounted as an
         independent one.
         """
-        try:
+        self._resumed = False
+        self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
+        with contextlib.suppress(OSError, LedgerError):  # no event is open then, and the next charge tries again
             self.ledger.open_epoch(self._numbered(epoch), *self._batching())
-        except OSError as error:
-            self._failure = error
         if self.batches is not None and self.batches.sampling_rate is not None:
             self._failure = RuntimeError(
                 "a step left this worker and was not taken, so that its draw must not be used again: call "

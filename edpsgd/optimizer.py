@@ -168,8 +168,9 @@ class PrivateOptimizer(OptimizerWrapper):
         if self._parts.closed:
             raise RuntimeError("clip_norm was set between accumulate() and step(): finish the step first")
         if clip_norm != self.clip_norm:
-            self._settings = replace(self._settings, clip_norm=clip_norm)
-            self._books.note(self._run(self.batches))
+            settings = replace(self._settings, clip_norm=clip_norm)
+            self._books.note(settings.describe())  # if that fails, nothing has changed
+            self._settings = settings
             self._start_step()
 
     @property

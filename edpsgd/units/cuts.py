@@ -118,6 +118,8 @@ class Cut:
     def add_weighted_(self, sums: Sums, factors: torch.Tensor) -> None:
         """Adds the weighted sums of the units' gradients; one pass if all layers have the same factors."""
         numbers = list(self.parameters)
+        if self._are_all_dropped():  # zero times NaN that was saved on the way would be NaN
+            return
         if factors.dim() == 1:
             self._add(sums, factors, numbers)
         else:
@@ -125,8 +127,6 @@ class Cut:
                 self._add(sums, factors[:, number], [number])
 
     def _add(self, sums: Sums, factors: torch.Tensor, numbers: Sequence[int]) -> None:
-        if self._are_all_dropped():  # zero times NaN that was saved on the way would be NaN
-            return
         for unit in self._units.present if self._is_rounded else ():
             for number, gradient in zip(numbers, self._of_unit(unit, numbers), strict=True):
                 if gradient is not None:

@@ -357,6 +357,23 @@ def test_a_ledger_that_cannot_be_written_on_worker_0_is_an_error_on_all(workers,
     optimizer.step()
 
 
+def test_a_step_can_be_tried_again_when_there_is_room(workers, tmp_path, monkeypatch) -> None:
+    optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
+    optimizer.set_epoch(0)
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if workers.rank == 0:
+            patch.setattr(os, "write", full)
+        with pytest.raises((OSError, ValueError), match="No space left"):
+            optimizer.step()
+    optimizer.step()
+    counts = workers.gather(sum(event.steps for event in optimizer.ledger.events))
+    assert set(counts) == {2}  # with the one that failed
+
+
 def test_a_closed_ledger_refuses_on_all(workers, tmp_path) -> None:
     optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
     optimizer.set_epoch(0)

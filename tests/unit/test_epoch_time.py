@@ -72,7 +72,7 @@ def test_rows_of_another_processor_are_marked() -> None:
     pieces["SNIPS"]["machine"] = {"processor": "q"}
     *table, _, note = readme_table(figures(pieces, {})).splitlines()
     assert [line.split(" |")[0] for line in table if "*" in line] == ["| CLC, SNIPS *"]
-    assert note == r"\* on another processor: q; the others on p"
+    assert note == r"\* on another processor: q; the others on p, with instructions that were not recorded"
 
 
 def test_parts_make_a_whole_epoch() -> None:
@@ -87,6 +87,8 @@ def test_parts_make_a_whole_epoch() -> None:
     sgd, example = row["contenders"]["sgd"], row["contenders"]["example"]
     assert (sgd["seconds"], sgd["spread"], sgd["is_extrapolated"]) == (8.0, [4.0, 12.0], False)
     assert (example["ratio"], example["ratio_spread"], example["measured_steps"]) == (7 / 4, [1.0, 2.0], 2)
+    sample = piece({"sgd": steps([9.0] * 3), "example": steps([9.0])}, 4, corpus="many")
+    assert figures({"many": sample, **parts}, {})["rows"] == [row]
     [row] = figures({"first": parts["many, part 1.0"]}, {})["rows"]  # the rest is not there yet
     assert (row["contenders"]["sgd"]["seconds"], row["contenders"]["sgd"]["is_extrapolated"]) == (4.0, True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import pickle
 
 import pytest
@@ -426,6 +428,37 @@ def test_a_draw_that_left_is_not_used_again() -> None:
     next(iter(batches))
     optimizer.step()
     assert [event.steps for event in optimizer.ledger.events if event.steps] == [1, 1]
+
+
+def test_nor_after_a_checkpoint() -> None:
+    """From the middle of an epoch, which set_epoch would go on with if no step had been lost."""
+
+    def build(collective) -> edpsgd.PrivateOptimizer:
+        batches = edpsgd.PoissonBatches(64, sampling_rate=0.25, collective="local")
+        return private(Bag(), collective=collective, batches=batches)
+
+    first, resumed = build("local"), build(Breaks())
+    first.set_epoch(0)
+    next(iter(first.batches))
+    first.step()
+    resumed.load_state_dict(first.state_dict())
+    drawn = next(iter(resumed.batches))
+    with pytest.raises(RuntimeError, match="gone"):
+        resumed.step()
+    resumed.set_epoch(0)
+    assert resumed.batches.position == 0
+    assert next(iter(resumed.batches)) != drawn
+
+
+def test_a_clip_norm_that_could_not_be_noted_is_not_set(tmp_path, monkeypatch) -> None:
+    optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="cannot be written"):
+            optimizer.clip_norm = 0.1
+    assert optimizer.clip_norm == 1.0
+    optimizer.clip_norm = 0.1
+    assert edpsgd.Ledger.read(tmp_path / "ledger.jsonl").runs[-1]["clip_norm"] == 0.1
 
 
 def test_a_scaler_that_was_forgotten_is_refused() -> None:
