@@ -250,12 +250,15 @@ def test_the_snippets_with_smaller_units_run() -> None:
     assert sampler is not None
     assert len(blocks) == 2
     names: dict = {}
-    exec(found[1].replace("edpsgd.ShuffledBatches(data, batch_size=4)", " ".join(sampler[1].split())), names)
-    exec(blocks[0], names)
-    assert [event.steps for event in names["optimizer"].ledger.events] == [5]
-    exec(blocks[1], names)
-    assert [event.steps for event in names["optimizer"].ledger.events] == [20]
-    assert "add or remove one example" in str(names["optimizer"].epsilon(1e-5))
+    try:
+        exec(found[1].replace("edpsgd.ShuffledBatches(data, batch_size=4)", " ".join(sampler[1].split())), names)
+        exec(blocks[0], names)
+        assert [event.steps for event in names["optimizer"].ledger.events] == [5]
+        exec(blocks[1], names)
+        assert [event.steps for event in names["optimizer"].ledger.events] == [20]
+        assert "add or remove one example" in str(names["optimizer"].epsilon(1e-5))
+    finally:
+        names["hvd"].shutdown()  # else other tests of this process would be workers
 
 
 def test_the_accounting_example_and_the_plan_above_it() -> None:
