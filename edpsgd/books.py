@@ -169,14 +169,15 @@ class Books:
     def lose(self, epoch: int | None) -> None:
         """A step has left this worker and was not taken.
 
-        If its examples come again, that is another pass. A draw at random must not come again: each is accounted as an
-        independent one.
+        If its examples come again, that is another pass. A draw at random must not come again, after a checkpoint
+        neither: each is accounted as an independent one.
         """
         self._resumed = False
         self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
         with contextlib.suppress(OSError, LedgerError):  # no event is open then, and the next charge tries again
             self.ledger.open_epoch(self._numbered(epoch), *self._batching())
         if self.batches is not None and self.batches.sampling_rate is not None:
+            self.batches.take()
             self._failure = RuntimeError(
                 "a step left this worker and was not taken, so that its draw must not be used again: call "
                 "optimizer.set_epoch() for a new pass"

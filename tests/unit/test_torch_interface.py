@@ -450,6 +450,24 @@ def test_nor_after_a_checkpoint() -> None:
     assert next(iter(resumed.batches)) != drawn
 
 
+def test_nor_with_a_seed_after_a_checkpoint_that_was_written_then() -> None:
+    def build(collective) -> edpsgd.PrivateOptimizer:
+        batches = edpsgd.PoissonBatches(64, sampling_rate=0.25, collective="local", seed=1)
+        return private(Bag(), collective=collective, batches=batches)
+
+    first, resumed = build(Breaks(2)), build("local")
+    first.set_epoch(0)
+    draws = iter(first.batches)
+    next(draws)
+    first.step()
+    drawn = next(draws)
+    with pytest.raises(RuntimeError, match="gone"):
+        first.step()
+    resumed.load_state_dict(first.state_dict())
+    resumed.set_epoch(0)
+    assert drawn not in list(resumed.batches)
+
+
 def test_a_clip_norm_that_could_not_be_noted_is_not_set(tmp_path, monkeypatch) -> None:
     optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
     with monkeypatch.context() as patch:
