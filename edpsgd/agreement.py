@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from edpsgd.collectives import Collective
 
 T = TypeVar("T")
-_SLOTS = 6  # a fingerprint of four bytes and a count of two, in elements that every dtype adds up exactly
+_SLOTS = 7  # a fingerprint of four bytes, a count of two, and marks, in elements that every dtype adds up exactly
 
 
 def slots(workers: int) -> int:
@@ -19,18 +21,19 @@ def slots(workers: int) -> int:
     return _SLOTS * workers
 
 
-def write(tail: torch.Tensor, rank: int, fingerprint: int, discarded: torch.Tensor) -> None:
-    """Puts this worker's fingerprint and count into its own slots. Bytes, because even bfloat16 adds those exactly."""
+def write(tail: torch.Tensor, rank: int, fingerprint: int, discarded: torch.Tensor, marks: int) -> None:
+    """Puts what this worker says into its own slots. Bytes, because even bfloat16 adds those exactly."""
     tail.zero_()
-    own = tail[_SLOTS * rank : _SLOTS * (rank + 1)]
-    own[:4] = torch.tensor(list(fingerprint.to_bytes(4, "little")), dtype=tail.dtype).to(tail.device, non_blocking=True)
-    own[4:] = torch.stack([discarded // 256, discarded % 256]).to(tail.dtype)
+    own, known = tail[_SLOTS * rank : _SLOTS * (rank + 1)], [*fingerprint.to_bytes(4, "little"), marks]
+    own[:5] = torch.tensor(known, dtype=tail.dtype).to(tail.device, non_blocking=True)
+    own[5:] = torch.stack([discarded // 256, discarded % 256]).to(tail.dtype)
 
 
-def read(tail: torch.Tensor) -> tuple[bool, int]:
-    """Whether all fingerprints in the summed tail are alike, and the total count. The step's one host read."""
+def read(tail: torch.Tensor) -> tuple[bool, int, int]:
+    """Whether all fingerprints in the summed tail are alike, the total count, all marks. The step's one host read."""
     rows = tail.view(-1, _SLOTS).tolist()
-    return all(row[:4] == rows[0][:4] for row in rows), int(sum(256 * row[4] + row[5] for row in rows))
+    marks = reduce(or_, (int(row[4]) for row in rows))
+    return all(row[:4] == rows[0][:4] for row in rows), int(sum(256 * row[5] + row[6] for row in rows)), marks
 
 
 def exchange(
@@ -39,26 +42,27 @@ def exchange(
     tail: torch.Tensor,
     state: Mapping[str, Any],
     discarded: torch.Tensor,
+    marks: int,
     dtype: torch.dtype | None,
-) -> int:
+) -> tuple[int, int]:
     """The one message of a step: sums the tensors, ``tail`` among them, over workers whose state is alike.
 
     Returns:
-        The discarded micro-batches of all workers.
+        The discarded micro-batches of all workers, and the marks that any of them has set.
 
     Raises:
         ValueError: the same on all workers, if their states differ.
     """
-    write(tail, collective.rank, zlib.crc32(repr(state).encode()), discarded)
+    write(tail, collective.rank, zlib.crc32(repr(state).encode()), discarded, marks)
     wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
     collective.sum_(wire)
     if dtype is not None:
         torch._foreach_copy_(tensors, wire)
-    alike, total = read(tail)
+    alike, total, marks = read(tail)
     if not alike:
         check_alike(collective.gather(state))
         raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
-    return total
+    return total, marks
 
 
 def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:

@@ -75,6 +75,12 @@ class Books:
         """Whether the sampler made more micro-batches for the step: then the last one was empty, and counts."""
         return self.batches is not None and closed < (self.batches.micro_batches or 0)
 
+    @property
+    def empty_units(self) -> int:
+        """How many micro-batches the step has if its batches came together, and hold no example; else 0."""
+        batches = self.batches
+        return (batches.micro_batches or 1) if batches is not None and batches.is_whole(0) else 0
+
     def note(self, settings: dict[str, Any]) -> None:
         """Writes down settings that have changed; if only worker 0 knows that it failed, the next step tells all."""
         try:

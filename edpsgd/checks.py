@@ -41,6 +41,12 @@ def check_model(model: nn.Module, forward: Callable[[], object] | None = None) -
             f"embeddings with max_norm rescale the rows that private text uses, unprotected: {', '.join(renormed)}. "
             "Use max_norm=None"
         )
+    synced = [name or "the model" for name, module in model.named_modules() if _is_synced(module)]
+    if synced:
+        raise ValueError(
+            "SyncBatchNorm sends statistics of private data to all workers, so that one example moves the gradients of "
+            f"all of them: {', '.join(synced)}. Use LayerNorm or GroupNorm"
+        )
     if known:
         raise ValueError(
             f"running statistics of private data would end up in the model unprotected: {', '.join(known)}. Use "
@@ -53,6 +59,11 @@ def check_model(model: nn.Module, forward: Callable[[], object] | None = None) -
             f"these change in forward and would carry private data unprotected: {', '.join(moved)}. Compute them from "
             "public data and keep them fixed, or make them parameters that only the optimizer changes"
         )
+
+
+def _is_synced(module: nn.Module) -> bool:
+    """Torch's and Horovod's; whatever they keep."""
+    return any(kind.__name__ == "SyncBatchNorm" for kind in type(module).__mro__)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from edpsgd import agreement, amp, checks, clipping
 from edpsgd.books import Books
 from edpsgd.bounds import Bound
-from edpsgd.budget import Budget
+from edpsgd.budget import Budget, BudgetExhausted
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve, wire_dtype
 from edpsgd.contributions import Contributions
@@ -25,6 +25,8 @@ from edpsgd.sampling import Batches
 from edpsgd.settings import Settings
 from edpsgd.units import UnitGradients
 from edpsgd.wrapper import OptimizerWrapper
+
+_MARKS = {"one_pass": 1, "loss_scaling": 2}  # what any worker does is a condition of ε for all of them
 
 
 class PrivateOptimizer(OptimizerWrapper):
@@ -259,8 +261,11 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _note(self, what: str) -> None:
         """Writes down, once, that the run does something on which a condition of ε depends."""
-        if not self.ledger.runs[-1].get(what):
+        if not self._is_noted(what):
             self._books.note({what: True})
+
+    def _is_noted(self, what: str) -> bool:
+        return bool(self.ledger.runs[-1].get(what))
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""
@@ -284,7 +289,9 @@ class PrivateOptimizer(OptimizerWrapper):
         self._follow_parameters()
         if getattr(self, "found_inf", None) is not None:  # a GradScaler calls, perhaps after unscale_()
             self._note("loss_scaling")
-        if (
+        if self._books.empty_units and not self._layers.have_gradients():
+            self._parts.closed = max(self._parts.closed, self._books.empty_units)
+        elif (
             self._parts.closed == 0
             or self._layers.have_gradients()
             or self._books.expects_more_than(self._parts.closed)
@@ -395,16 +402,21 @@ class PrivateOptimizer(OptimizerWrapper):
             "the clip norm": self.clip_norm,
             "the trained parameters": self._layers.description,
             "the draws": self._books.draws,
-            "whether the step may be taken": "yes" if refusal is None else f"no, {refusal}",
+            "whether the step may be taken": _answer(refusal),
         }
+        marks = sum(mark for what, mark in _MARKS.items() if self._is_noted(what))
         try:
-            discarded = agreement.exchange(self._collective, tensors, tail, state, self._parts.discarded, dtype)
+            discarded, marks = agreement.exchange(
+                self._collective, tensors, tail, state, self._parts.discarded, marks, dtype
+            )
         except BaseException:
             self._books.lose(self._epoch)
             raise
         if refusal is not None:
             raise refusal
         self._books.take()
+        for what in (what for what, mark in _MARKS.items() if marks & mark):  # perhaps this worker had no data yet
+            self._note(what)
         if discarded and not self.discarded:
             checks.warn_of_discards(discarded, number)
         self.discarded += discarded
@@ -515,3 +527,8 @@ class PrivateOptimizer(OptimizerWrapper):
         checks.check_place(self.batches, self._collective)
         self._set_up()
         self._load_own_state(own)
+
+
+def _answer(refusal: Exception | None) -> str:
+    """What workers compare; not what each of them has spent, as they may know of other conditions."""
+    return "yes" if refusal is None else f"no, {'the budget' if isinstance(refusal, BudgetExhausted) else refusal}"

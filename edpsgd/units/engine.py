@@ -13,6 +13,7 @@ import secrets
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -98,7 +99,10 @@ class UnitGradients:
         if len(losses) == 0:
             self._has_batch = True
             return torch.zeros((groups.count, len(self._parameters)), device=losses.device)
-        losses = exact(losses)
+        with _without_autocast(losses.device):
+            return self._backward(exact(losses), groups, reduction)
+
+    def _backward(self, losses: torch.Tensor, groups: Units, reduction: str) -> torch.Tensor:
         weights = torch.ones_like(losses, requires_grad=False)
         if reduction == "mean":
             weights = weights / groups.sizes()[groups.of_examples].to(weights)
@@ -133,7 +137,8 @@ class UnitGradients:
         if not self._has_batch:
             raise RuntimeError("add_weighted_() comes after backward() and before release()")
         if self._batch is not None:
-            self._batch.add_weighted_(sums, factors)
+            with _without_autocast(factors.device):
+                self._batch.add_weighted_(sums, factors)
 
     def release(self) -> None:
         """Forgets the batch; what was learned about the model stays."""
@@ -187,6 +192,13 @@ class UnitGradients:
             warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
+@contextmanager
+def _without_autocast(device: torch.device) -> Iterator[None]:
+    """Norms need the precision that their tensors have, wherever backward is called."""
+    with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+        yield
+
+
 def _distances(batch: Batch, norms: torch.Tensor, groups: Units) -> Iterator[tuple[int, float, float]]:
     """The number of a layer, how far something is from what autograd says, and how large it is."""
     random, chosen = secrets.SystemRandom(), groups.present
@@ -201,7 +213,8 @@ def _distances(batch: Batch, norms: torch.Tensor, groups: Units) -> Iterator[tup
     usual = float(norms.norm()) / len(groups.present) ** 0.5
     for unit in random.sample(groups.present, min(3, len(groups.present))):
         for number, size in batch.norms_of(unit):
-            yield number, abs(size - float(norms[unit, number])), size + 0.01 * usual
+            too_small = max(0.0, size - float(norms[unit, number]))  # where rows cancel, they are too large on purpose
+            yield number, too_small, size + 0.01 * usual
 
 
 def _mixing(norms: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:

@@ -36,6 +36,8 @@ def exact(values: torch.Tensor) -> torch.Tensor:
 
 def rounding(device: torch.device) -> float:
     """By how much products of matrices may be off, relative to their sizes: more if torch may round their factors."""
+    if not hasattr(torch.backends, "fp32_precision"):  # torch before 2.9
+        return 1e-5 if torch.get_float32_matmul_precision() == "highest" else 1e-2
     backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     settings = {
         getattr(place, "fp32_precision", "ieee") for place in (torch.backends, getattr(backend, "matmul", None))
@@ -92,11 +94,14 @@ class LayerGradients:
             self._make_own()
         if self._own is not None:
             return self._own.square().sum(1).sqrt()
-        squares = [self._dense_squares(*one) for one in self._dense] + [self._sparse_squares(*s) for s in self._sparse]
-        squares += [2.0 * self._cross(*d, *s) for d in self._dense for s in self._sparse]
-        if not squares:
+        parts = [self._dense_squares(*one) for one in self._dense] + [self._sparse_squares(*s) for s in self._sparse]
+        parts += [2.0 * self._cross(*d, *s) for d in self._dense for s in self._sparse]
+        if not parts:
             return self._parameter.new_zeros(self._units)
-        return torch.stack(squares).sum(0).clamp(min=0.0).sqrt()
+        squares, sizes = torch.stack(parts).sum(0)
+        # Where rows cancel, rounding could hide a gradient: rather too large a norm, which clips more.
+        off = rounding(squares.device) * sizes
+        return torch.where(squares < 10 * off, squares.clamp(min=0.0) + off, squares).sqrt()
 
     def add_weighted_(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Adds the sum of the units' gradients, each times its factor."""
@@ -166,24 +171,21 @@ class LayerGradients:
             own.view(-1, self._width).index_add_(0, places, exact(right).to(own.dtype))
         self._dense, self._sparse = [], []
 
-    # ---------------------------------------------------------------- squared norms
+    # ---------------------------------------------------------------- squared norms, and the sizes of what was added up
 
     def _dense_squares(self, left: torch.Tensor, right: torch.Tensor, rows: Rows) -> torch.Tensor:
         if self._is_wide(left, right, rows):
-            products = self._products.of(left, rows) * self._products.of(right, rows)
-            squares, sizes = products.sum((1, 2)), products.abs().sum((1, 2))
-            # Where rows cancel, rounding could hide a gradient: rather too large a norm, which clips more.
-            off = rounding(products.device)
-            return squares + torch.where(squares < 10 * off * sizes, off * sizes, 0.0)
+            return _added(self._products.of(left, rows) * self._products.of(right, rows))
         lefts, rights = rows.blocks(exact(left)), rows.blocks(exact(right))
         at_once = max(1, _CHUNK // (self._height * self._width))
         parts = [slice(begin, begin + at_once) for begin in range(0, self._units, at_once)]
-        return torch.cat([torch.bmm(lefts[part].mT, rights[part]).square().sum((1, 2)) for part in parts])
+        squares = torch.cat([torch.bmm(lefts[part].mT, rights[part]).square().sum((1, 2)) for part in parts])
+        return torch.stack((squares, squares))
 
     def _sparse_squares(self, numbers: torch.Tensor, right: torch.Tensor, rows: Rows) -> torch.Tensor:
         blocks = rows.blocks(numbers)  # where they are filled up, the products are zero
         are_equal = blocks.unsqueeze(1) == blocks.unsqueeze(2)
-        return (self._products.of(right, rows) * are_equal).sum((1, 2))
+        return _added(self._products.of(right, rows) * are_equal)
 
     def _cross(
         self,
@@ -197,4 +199,9 @@ class LayerGradients:
         """Products of dense parts with sparse ones: what the left rows have at the numbers, times the right rows."""
         places = other_rows.blocks(numbers).unsqueeze(1).expand(-1, rows.most, -1)  # filled up rows are zero
         picked = rows.blocks(exact(left)).gather(2, places)
-        return (picked * torch.bmm(rows.blocks(exact(right)), other_rows.blocks(exact(others)).mT)).sum((1, 2))
+        return _added(picked * torch.bmm(rows.blocks(exact(right)), other_rows.blocks(exact(others)).mT))
+
+
+def _added(products: torch.Tensor) -> torch.Tensor:
+    """Of each unit: the sum of its products, and that of their sizes."""
+    return torch.stack((products.sum((1, 2)), products.abs().sum((1, 2))))

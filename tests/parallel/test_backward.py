@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
 import torch
 from torch import nn
 
+import edpsgd
 from edpsgd.collectives import resolve
 from tests.common import private
 
@@ -42,3 +44,35 @@ def test_workers_equal_a_loop_in_one_process(size, clipping) -> None:
     loop.step()
     for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("unit", ["micro_batch", "example"])
+def test_steps_in_which_some_workers_have_no_example(workers, unit) -> None:
+    """Their micro-batches, which come together, are empty: step() alone counts them."""
+    examples = 4 * workers.size + 1
+    batches = edpsgd.ShuffledBatches(examples, 1, micro_batches=4, together=True)
+    model = Model()
+    optimizer = private(model, unit=unit, batches=batches)
+    optimizer.set_epoch(0)
+    sizes = []
+    for rows in batches:
+        if rows:
+            optimizer.backward(model(WORDS[torch.tensor(rows) % len(WORDS)]))
+        optimizer.step()
+        sizes.append(len(rows))
+    assert sizes == [4, 1 if workers.rank == 0 else 0]
+    assert [event.steps for event in optimizer.ledger.events] == [2]
+
+
+@pytest.mark.parametrize("budget", [None, edpsgd.Budget(0.01, 1e-5)])
+def test_all_workers_know_what_one_of_them_did(workers, budget) -> None:
+    """A condition of ε that follows from it, and that the budget is exhausted, though only one has it in its ε yet."""
+    model = Model()
+    optimizer = private(model, unit="example", divisor=12, noise_multiplier=1.0, budget=budget)
+    optimizer.set_epoch(0)
+    if workers.rank == workers.size - 1:
+        optimizer.backward(model(WORDS))
+    with contextlib.nullcontext() if budget is None else pytest.raises(edpsgd.BudgetExhausted):
+        optimizer.step()
+    if budget is None:
+        assert "clipped in one backward pass" in str(optimizer.epsilon(1e-5))

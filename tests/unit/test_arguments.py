@@ -154,9 +154,18 @@ class Counter(nn.Module):
 def test_check_model() -> None:
     edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.Dropout()))
     edpsgd.check_model(nn.BatchNorm1d(2, track_running_stats=False))
-    for norm in (nn.BatchNorm1d(2), nn.SyncBatchNorm(2), nn.InstanceNorm1d(2, track_running_stats=True)):
+    for norm in (nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True)):
         with pytest.raises(ValueError, match=rf"1 \({type(norm).__name__}\).*LayerNorm"):
             edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), norm))
+
+
+@pytest.mark.parametrize("is_tracking", [True, False])
+def test_check_model_refuses_statistics_over_workers(is_tracking) -> None:
+    import horovod.torch as hvd
+
+    for kind in (nn.SyncBatchNorm, hvd.SyncBatchNorm):
+        with pytest.raises(ValueError, match=r"all of them: 1\. Use LayerNorm"):
+            edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), kind(2, track_running_stats=is_tracking)))
 
 
 def test_check_model_refuses_observers() -> None:
