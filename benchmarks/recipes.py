@@ -39,7 +39,7 @@ _CLC = {
     **_COMMON,
 }  # fmt: skip
 _SHORT = {"batch_size": 512, "epochs": 8}
-SMALL = {"examples": 1200, "hidden": 32, "layers": 1, "dimension": 16, "dropout": 0.0}  # of the reduced benchmarks
+SMALL = {"examples": 800, "hidden": 32, "layers": 1, "dimension": 16, "dropout": 0.0}  # of the reduced benchmarks
 RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("bert", "snips"): _BERT,
     ("bert", "atis"): _BERT,

@@ -148,10 +148,11 @@ def time_all(
         seconds = take_turns(contenders, number, *batches, chosen)
         for name in contenders:
             times[name].append(seconds.get(name))
-    checks = {name: checked_steps(contenders[name], *batches) for name in CHECKED if name in contenders}
+    few = min(SLOW_ROUNDS, rounds)
+    checks = {name: checked_steps(contenders[name], *batches, few) for name in CHECKED if name in contenders}
     parts = {}
     for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if "edp" in contenders]:
-        found = [step_parts(contenders[name], *batches) for _ in range(TIMED_STEPS)]
+        found = [step_parts(contenders[name], *batches) for _ in range(min(TIMED_STEPS, rounds))]
         parts[name] = {part: statistics.median(one.get(part, 0.0) for one in found) for part in PARTS}
     return {
         "parameters": sum(p.numel() for p in contenders["sgd"].model.parameters()),
@@ -161,10 +162,10 @@ def time_all(
     }
 
 
-def checked_steps(contender: Contender, batch: Batch, examples: list[Batch]) -> float:
+def checked_steps(contender: Contender, batch: Batch, examples: list[Batch], rounds: int) -> float:
     """Seconds of a step whose gradients are compared with autograd."""
     seconds = []
-    for _ in range(SLOW_ROUNDS):
+    for _ in range(rounds):
         contender.optimizer._engine._batches = 2**20 - 1
         seconds.append(take_turns({"": contender}, 0, batch, examples, [""])[""])
     return statistics.median(seconds)

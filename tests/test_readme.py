@@ -66,6 +66,15 @@ def test_the_figures_to_reach_in_a_step() -> None:
             assert found["memory_ratio"] <= 1.5
 
 
+def test_the_paper_s_first_table() -> None:
+    """All models, corpora and decays, as the command's search through the grid ends; each was attacked."""
+    results = load("tradeoff")
+    assert results["is_complete"]
+    rows = {(row["model"], row["task"], row["decay"]) for row in results["table"]}
+    corpora, decays = ("atis", "snips", "nlu-eval"), ("plain", "none", "linear", "exponential")
+    assert rows == set(itertools.product(("clc", "bert"), corpora, decays))
+
+
 def test_where_to_set_the_dial() -> None:
     """Single examples are best at every ε up to 10^5, and four times as many micro-batches need a tenth of it."""
     found = load("tradeoff")["frontier"]
