@@ -23,6 +23,7 @@ WHAT = {  # by their results: what commands measure
     "accounting": "speed and tightness of ε",
     "data_loading": "drawing and assembling batches",
     "attack_cost": "the features of an attack",
+    "bench": "reduced versions of them, on generated data",
 }
 
 

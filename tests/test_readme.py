@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import edpsgd
-from benchmarks import report
+from benchmarks import bench, report
 from benchmarks.membership import noise
 from benchmarks.readme import TABLES, WHAT, updated
 from benchmarks.results import RESULTS, load
@@ -37,6 +37,13 @@ def test_the_tables_are_those_of_the_results() -> None:
         assert updated(path) == text
         for name in tables:  # each between its marks, once
             assert text.count(f"<!-- {name} -->") == text.count(f"<!-- /{name} -->") == 1
+
+
+def test_everything_in_small() -> None:
+    """In at most 15 minutes on two cores."""
+    results = load("bench")
+    assert (results["machine"]["cores"], results["minutes"] <= 15) == (2, True)
+    assert [row["name"] for row in results["rows"]] == list(bench.NAMES)
 
 
 def test_every_measurement_is_listed() -> None:
