@@ -13,7 +13,7 @@ import torch
 from edpsgd.collectives import Collective
 
 T = TypeVar("T")
-_SLOTS = 7  # a fingerprint of four bytes, a count of two, and marks, in elements that every dtype adds up exactly
+_SLOTS = 7  # a fingerprint of four bytes, marks, and a count of two, in elements that every dtype adds up exactly
 
 
 def slots(workers: int) -> int:
