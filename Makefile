@@ -31,7 +31,7 @@ lint: env
 	ruff format --check .
 	mypy
 
-# A reduced version of everything, on generated data, into runs/bench. benchmarks/README.md lists the full commands.
+# Reduced versions of the measurements, on generated data, into runs/bench. benchmarks/README.md lists the full commands.
 bench: env
 	python -m benchmarks.bench
 

@@ -18,6 +18,7 @@ from mia.mechanism import Setup, audit_mechanism
 
 DELTA, CONFIDENCE, TRIALS, SEED = 1e-5, 0.95, 500, 0
 VERDICT = "A claim is refuted where the lower bound of μ is above it; the bound of ε is the weaker one of the two."
+NEIGHBOURS = "for replacing one example"
 SCALES = ("none", "public:1,2,4")
 MICRO_BATCHES = (1, 2, 8)
 
@@ -48,7 +49,7 @@ def page(found: dict[str, Any]) -> str:
     ]  # fmt: skip
     about = (
         f"One step, {found['trials']} trials in each of two neighbouring worlds, bounds with confidence "
-        f"{found['confidence']:g}, δ = {found['delta']:g}. {VERDICT}"
+        f"{found['confidence']:g}; μ and ε {NEIGHBOURS}, δ = {found['delta']:g}. {VERDICT}"
     )
     head = ("noise", "micro-batches", "layer scales", "μ claimed", "μ at least", "ε claimed", "ε at least", "claim")
     return "\n".join(["# Audits", "", results.made(found), "", about, "", *results.table(head, rows)]) + "\n"

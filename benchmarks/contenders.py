@@ -30,9 +30,9 @@ GROUPS = 4  # micro-batches in one pass
 NOISE, CLIP_NORM = 0.8, 1.0
 NAMES = {
     "sgd": "SGD (`hvd.DistributedOptimizer`)",
-    "edp": "eDP-SGD, sharded noise (default)",
-    "edp_per_worker": "eDP-SGD, per-worker noise",
-    "groups": f"{GROUPS} micro-batches in one pass",
+    "edp": "eDP-SGD, K = 1",
+    "edp_per_worker": "eDP-SGD, K = 1, per-worker noise",
+    "groups": f"eDP-SGD, K = {GROUPS} in one pass",
     "example": "single examples in one pass",
     "loop": "vanilla DP-SGD (loop over examples)",
     "opacus_hooks": "Opacus, per-example gradients",

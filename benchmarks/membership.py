@@ -1,7 +1,7 @@
-"""What attackers learn from trained models: `python -m benchmarks.membership --runs RUNS --data DIR`.
+"""What attackers learn from trained models: `python -m benchmarks.membership --data DIR`.
 
 First a model that knows its few utterances by heart, and one that never saw them, under all attacks. Then, with the
-paper's attack, every training of benchmarks.utility whose run folder is in RUNS: its shadow is the plain training on
+paper's attack, every training of benchmarks.utility whose run folder is there: its shadow is the plain training on
 another corpus.
 """
 
@@ -121,7 +121,7 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# What attackers learn",
         "",
-        "`python -m benchmarks.membership --runs RUNS --data DIR`. In brackets bootstrap intervals, 95 %; near "
+        f"`{found['command']}`. In brackets bootstrap intervals, 95 %; near "
         "duplicates of members and non-members are left out.",
         "",
         "## A model that knows its utterances by heart",
@@ -186,10 +186,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default="data", metavar="DIR", help="the folder of the corpora")
     parser.add_argument("--output", type=Path, default=Path("runs/membership"), metavar="DIR", help="for new models")
     flags = parser.parse_args(arguments)
+    if not any(map(final, flags.runs.glob("*"))):
+        parser.error(f"--runs {flags.runs} holds no complete training: run python -m benchmarks.utility first")
     start = time.monotonic()
     found = {"command": results.command("membership", flags, "--data DIR"), "seed": 0, "machine": machine()}
     found |= {"by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
-    found["minutes"] = (time.monotonic() - start) / 60
+    minutes = {"minutes": (time.monotonic() - start) / 60}
+    new, found = len(found["corpora"]), results.merged(flags.out, "membership", found, "corpora", lambda o: o["name"])
+    found |= minutes if len(found["corpora"]) == new else {}  # else it would have taken longer
     results.save(flags.out, "membership", found, page(found))
 
 

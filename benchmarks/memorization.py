@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +145,7 @@ def prepare(scale: Scale, runs: Path, seed: int = 0) -> None:
     """Training users with canaries, other users for the test, the public word list and the manifest."""
     text = json.dumps(asdict(scale))
     if (runs / "scale.json").exists():
-        if (runs / "scale.json").read_text(encoding="utf-8") != text:
-            raise ValueError(f"{runs} holds an experiment of another scale: name another folder")
-        return
+        return _check_scale(json.loads((runs / "scale.json").read_text(encoding="utf-8")), scale, runs)
     runs.mkdir(parents=True, exist_ok=True)
     dictionary = Dictionary(generate_words(scale.words))
     everybody = generate(scale.users + scale.users // 10, seed, scale.sentences, scale.words)
@@ -160,6 +158,11 @@ def prepare(scale: Scale, runs: Path, seed: int = 0) -> None:
     dictionary.save(runs / "dictionary.txt")
     manifest.save(runs / "canaries.json", dictionary)
     (runs / "scale.json").write_text(text, encoding="utf-8")
+
+
+def _check_scale(known: dict[str, Any], scale: Scale, folder: Path) -> None:
+    if known != json.loads(json.dumps(asdict(scale))):
+        raise ValueError(f"{folder} holds an experiment of another scale: name another folder")
 
 
 def run(row: Row, scale: Scale, runs: Path) -> None:
@@ -224,6 +227,10 @@ def collect(all_rows: Iterable[Row], scale: Scale, runs: Path) -> dict[str, Any]
         if is_complete(runs / row.folder) and (runs / row.folder / "exposure.json").exists()
     ]
     return {"machine": machine(), "scale": asdict(scale), "delta": DELTA, "rows": found}
+
+
+def _row(found: dict[str, Any]) -> Row:
+    return Row(**{field.name: found[field.name] for field in fields(Row)})
 
 
 def _figures(folder: Path) -> dict[str, Any]:
@@ -303,7 +310,10 @@ def _table(members: Sequence[dict[str, Any]]) -> list[str]:
 def readme_table(found: dict[str, Any]) -> str:
     """On users as they are, for the README."""
     canaries = len(found["scale"]["rates"]) * found["scale"]["per"]
-    lines = [f"| | of {canaries} canaries memorised | perplexity | ε for one user |", "|---|---|---|---|"]
+    lines = [
+        f"| | of {canaries} canaries memorised | perplexity | ε for adding or removing one user |",
+        "|---|---|---|---|",
+    ]
     wanted = [
         ("SGD", found["scale"]["batches"][0]),
         *((n, found["scale"]["cohorts"][1]) for n in ("FedAvg", "DP-FedAvg")),
@@ -328,6 +338,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = results.load("memorization", flags.out)
         return results.save(flags.out, "memorization", found, page(found))
     scale = REDUCED if flags.reduced else Scale()
+    if (flags.out / "memorization.json").exists():
+        _check_scale(results.load("memorization", flags.out)["scale"], scale, flags.out)
     prepare(scale, flags.runs)
     all_rows = [row for row in rows(scale) if not row.is_iid and row.tables[0] <= 2] if flags.reduced else rows(scale)
     names = results.chosen(flags, [row.folder for row in all_rows])
@@ -337,7 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ThreadPoolExecutor(flags.jobs) as pool:
         list(pool.map(lambda row: run(row, scale, flags.runs), sorted(chosen, key=lambda row: -row.batch)))
     clock = time.monotonic() - start
+    order = {row.folder: number for number, row in enumerate(rows(scale))}
     found = {"command": results.command("memorization", flags), "seed": 0, **collect(rows(scale), scale, flags.runs)}
+    found = results.merged(flags.out, "memorization", found, "rows", lambda row: order.get(_row(row).folder, -1))
     found["minutes"] = (clock if is_whole else sum(row["seconds"] for row in found["rows"])) / 60
     return results.save(flags.out, "memorization", found, page(found))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import epoch_time, membership, memorization, recipes, results, step_time, tradeoff_page, utility
+from benchmarks import epoch_page, membership, memorization, recipes, results, step_time, tradeoff_page, utility
 
 HERE = Path(__file__).parent
 WHAT = {  # by their results: what commands measure
@@ -64,7 +64,7 @@ def _of(name: str, table: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
 
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     HERE.parent / "README.md": {
-        "epoch_time": _of("epoch_time", epoch_time.readme_table),
+        "epoch_time": _of("epoch_time", epoch_page.readme_table),
         "step_time": _of("step_time", step_time.readme_table),
         "frontier": _of("tradeoff", tradeoff_page.readme_table),
         "recipes": _of("recipes", recipes.readme_table),

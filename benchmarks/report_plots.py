@@ -6,6 +6,7 @@ light and dark like all else. Text stays text, in the page's font.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import re
@@ -26,6 +27,7 @@ COLOURS = [f"#f1001{number}" for number in range(7)]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 PALE = 0.45  # of marks that are extrapolated
+STEEP = ("linear:0.9", "exponential:0.5")  # the largest τ of Dupuy et al. 2021
 WHOLE, PANEL = (520, 380), (440, 350)  # in units of the SVG, of which a phone shows about 330 pixels
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "line", GROUND: "ground"} | {
@@ -78,12 +80,23 @@ def svg(label: str, draw: Callable[[Axes], None], size: tuple[int, int] = WHOLE)
     """
     with matplotlib.style.context(["default", {**_STYLE, "svg.hashsalt": label}]):
         figure, text = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained"), io.StringIO()
-        draw(figure.subplots())
+        axes = figure.subplots()
+        draw(axes)
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _for_a_page(text.getvalue(), label)
+    return _for_a_page(text.getvalue(), label, _digest(axes))
 
 
-def _for_a_page(text: str, label: str) -> str:
+def _digest(axes: Axes) -> str:
+    """Of what is drawn, but not of how, which depends on the machine's fonts."""
+    drawn = [
+        (line.get_label(), line.get_marker(), line.get_alpha(), [f"{x:.6g} {y:.6g}" for x, y in line.get_xydata()])
+        for line in axes.lines
+    ]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    return hashlib.sha256(repr((drawn, names)).encode()).hexdigest()[:16]
+
+
+def _for_a_page(text: str, label: str, digest: str) -> str:
     """Leaves out what only files of their own need, or would be there twice in a page."""
     box = re.search(r'viewBox="[^"]*"', text)
     body = text[text.index(">", text.index("<svg")) + 1 :]
@@ -92,7 +105,7 @@ def _for_a_page(text: str, label: str) -> str:
     body = re.sub(r"font-family: [^;\"]*; ?", "", body)
     body = re.sub(r'<g id="[^"]*"', "<g", body).replace("xlink:href", "href")
     body = re.sub(r"#f100[01][0-9]", lambda found: f"var(--{_VARIABLES[found[0]]})", body)
-    return f'<svg role="img" aria-label="{escape(label)}" {box[0] if box else ""}>{body.strip()}'
+    return f'<svg role="img" aria-label="{escape(label)}" data-drawn="{digest}" {box[0] if box else ""}>{body.strip()}'
 
 
 # -------------------------------------------------------------------- the plots
@@ -157,11 +170,14 @@ def decays(found: dict[str, Any]) -> list[str]:
     rows = example_of_decays(found)
     if not rows:
         return []
-    title, curves = _of(rows[0]["model"], rows[0]["task"]), [(row, noise_of(row)) for row in rows]
+    title, curves = _of(rows[0]["model"], rows[0]["task"]), {row["settings"]["decay"]: noise_of(row) for row in rows}
+    for decay in STEEP:
+        if decay not in curves:
+            curves[f"{decay} *"] = noise_of({**rows[0], "settings": {**rows[0]["settings"], "decay": decay}})
 
     def draw(axes: Axes, name: str, curve: Callable[[list[float]], list[float]]) -> None:
-        for number, (row, noise) in enumerate(curves):
-            _line(axes, list(enumerate(curve(noise), 1)), number, row["settings"]["decay"].replace(":", ", τ = "))
+        for number, (decay, noise) in enumerate(curves.items()):
+            _line(axes, list(enumerate(curve(noise), 1)), number, decay.replace(":", ", τ = "))
         axes.set_yscale("log")
         _powers(axes, "y")
         axes.xaxis.get_major_locator().set_params(integer=True)

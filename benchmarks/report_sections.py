@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import report_plots as plots
-from benchmarks.audits import VERDICT
+from benchmarks.audits import NEIGHBOURS, VERDICT
+from benchmarks.epoch_page import ABOUT_PEERS
 from benchmarks.report_blocks import (
     Block,
     Found,
@@ -22,7 +23,7 @@ from benchmarks.report_blocks import (
 )
 from benchmarks.report_plots import audit_name, shown, unit_name
 from benchmarks.results import epsilon
-from benchmarks.tradeoff_page import about_delta, about_precision
+from benchmarks.tradeoff_page import ABOUT_MODELS, SEARCH, about_delta, about_precision, about_seeds
 
 _SECRET = "on condition that the seed is secret, which it is not here"
 _ONE_PASS = "on condition that examples lie in all batches as in those that were compared with autograd"
@@ -32,7 +33,8 @@ def epoch_time(found: Found) -> Iterator[Block]:
     """Table 2 of the paper, and the same in seconds."""
     names, rows = found["names"], [row for row in found["rows"] if not row["is_peer"]]
     others = [name for name in names if name != "sgd" and any(name in row["contenders"] for row in rows)]
-    about = f"{found['workers']} workers, {found['batch']} utterances per worker and step"
+    about = f"{found['workers']} workers, {found['batch']} utterances per worker and step, layers of the paper's sizes"
+    missing = found.get("missing", ())
     yield Plots(
         f"Time of an epoch over that of plain training, {about}. Filled marks are ours, with the spread over "
         "repetitions, or over the parts of one; of pale ones some steps were measured, and the epoch is extrapolated; "
@@ -42,7 +44,7 @@ def epoch_time(found: Found) -> Iterator[Block]:
     yield Table(
         f"Table 2. Time of an epoch over that of plain training, {about}: in brackets the spread over "
         "repetitions, or over the parts of one; ≈ is extrapolated from some of the steps."
-        + ("" if found.get("is_complete", True) else f" Not measured with this code: {'; '.join(found['missing'])}."),
+        + (f" Not measured with these settings: {'; '.join(missing)}." if missing else ""),
         rows,
         {
             "model, corpus": place,
@@ -95,7 +97,7 @@ def peers(found: Found) -> Iterator[Block]:
     )
     changes = {f"{place(row)}: {row['changes']}" for row in rows if row["changes"]}
     if changes:
-        yield Text(f"What had to change: {'; '.join(sorted(changes))}.")
+        yield Text(f"What had to change: {'; '.join(sorted(changes))}. {ABOUT_PEERS}")
     yield Table(
         "Memory of a worker at its peak; * is a model that was changed for the peers.",
         found["memory"],
@@ -184,13 +186,12 @@ def tradeoff(found: Found) -> Iterator[Block]:
     is_raw = any(row["settings"].get("layer_scaling") == "raw" for row in rows)
     yield Table(
         f"Table 1. SER, AUC of the shadow attack and ε at δ = {delta:g} for replacing one utterance, K = "
-        f"{found['micro_batches']} micro-batches, forward pass in bf16{about_precision(found)}. "
-        "SER: mean, in brackets the smallest and largest over the seeds. AUC: mean, in brackets the outermost bounds "
-        "of the intervals of all seeds. ε is as the printed multiplier claims it, and as the noise really was; zCDP is "
-        "the paper's bound, exact the tight one. Seeds are public here, so ε is that of the same training with secret "
-        f"ones, {_ONE_PASS}; each seed has another split. ε does not cover that settings were chosen on validation "
-        "data, which are few. The paper's SER and AUC are computed from the changes that it prints. †: SER on "
-        f"validation data is more than 5 % above plain training's. {about_delta(found)}"
+        f"{found['micro_batches']} micro-batches, forward pass in bf16{about_precision(found)}. {ABOUT_MODELS} "
+        f"{about_seeds(found)} In brackets behind AUC its 95 % interval. ε is as the printed multiplier claims it, and "
+        "as the noise really was; zCDP is the paper's bound, exact the tight one. Seeds are public here, so ε is that "
+        f"of the same training with secret ones, {_ONE_PASS}. It does not cover that settings were chosen on "
+        "validation data, as told below. The paper's SER and AUC are computed from the changes that it prints. "
+        f"{about_delta(found)}"
         + (" Raw layer scales of the first step are not covered by any ε here." if is_raw else "")
         + ("" if found.get("is_complete", True) else " Not complete: where † stands, the search may have only begun."),
         rows,
@@ -214,12 +215,15 @@ def tradeoff(found: Found) -> Iterator[Block]:
             "settings tried": lambda row: str(row["tried"]),
             "seeds": lambda row: str(len(row["runs"])),
             "validation SER": lambda row: mean([run["validation_ser"] for run in row["runs"]]),
+            "processor": lambda row: row["processor"],
         },
     )
+    yield Text(SEARCH)
     example = ", ".join(dict.fromkeys(map(place, plots.example_of_decays(found))))
     yield Plots(
         f"Noise that was really added and ε that was spent, by epoch, with the settings of Table 1 for {example}: at "
-        f"δ = {delta:g}, for replacing one utterance, on the conditions that stand there.",
+        f"δ = {delta:g}, for replacing one utterance, on the conditions that stand there. * was not trained: it is "
+        "what the steepest decays of the paper would have with the z0 of no decay.",
         plots.decays(found),
     )
     yield Plots(
@@ -256,7 +260,8 @@ def frontier(found: Found) -> Iterator[Block]:
     if about is None:
         yield Text("Not measured yet: `python -m benchmarks.tradeoff` measures it.", "missing")
         return
-    where = f"{place(about)}, {about['epochs']} epochs, batch {about['batch']}"
+    size = f"{about['layers']} layer of {about['hidden']}"
+    where = f"{place(about)} ({size}), {about['epochs']} epochs, batch {about['batch']}"
     plain = f"plain training has {about['plain']['test_ser']:.2f}" if about["plain"] else "plain training was not run"
     yield Plots(
         f"SER against ε for micro-batches (K per worker) and single examples. {where}; one seed. ε is at "
@@ -309,7 +314,7 @@ def audits(found: Found) -> Iterator[Block]:
         plots.audits(found),
     )
     yield Table(
-        f"Claims and what an audit finds, {about}. {VERDICT}",
+        f"Claims and what an audit finds, {about}, {NEIGHBOURS}. {VERDICT}",
         found["rows"],
         {
             "mechanism": audit_name,
@@ -354,8 +359,9 @@ def memorization(found: Found) -> Iterator[Block]:
     canaries = len(scale["rates"]) * scale["per"]
     yield Table(
         f"Of {canaries} canaries among the sentences of {scale['users']} users, how many a language model has "
-        f"memorised: the likeliest among {scale['suffixes']} random ones, or found by beam search. ε is for one user, "
-        f"at δ = {found['delta']:g}, {_SECRET}; on IID data users are made up, and so is the one that it is for.",
+        f"memorised: the likeliest among {scale['suffixes']} random ones, or found by beam search. ε is for adding or "
+        f"removing one user, at δ = {found['delta']:g}, {_SECRET}; on IID data users are made up, and so is the one "
+        "that it is for.",
         found["rows"],
         {
             "algorithm": lambda row: row["name"],

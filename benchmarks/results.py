@@ -220,8 +220,7 @@ class Pieces:
     def _head(self, pieces: dict[str, Piece]) -> dict[str, Any]:
         machines = [piece["machine"] for piece in pieces.values()] or [machine()]
         minutes = sum(piece["minutes"] for piece in pieces.values())
-        about = {name: _joined([one[name] for one in machines]) for name in machines[0]}
-        return {"command": self._command, "minutes": minutes, "machine": about}
+        return {"command": self._command, "minutes": minutes, "machine": _together(machines)}
 
 
 def missing(pieces: Mapping[str, Piece], wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -229,10 +228,33 @@ def missing(pieces: Mapping[str, Piece], wanted: Mapping[str, Mapping[str, Any]]
     return [name for name, settings in wanted.items() if pieces.get(name, {}).get("settings") != _plain(settings)]
 
 
+def merged(folder: Path, name: str, found: dict[str, Any], rows: str, key: Callable[[Any], Any]) -> dict[str, Any]:
+    """New figures, with the rows of the file that are not among them: run folders may be on another machine.
+
+    Args:
+        folder: of the file.
+        name: of the benchmark.
+        found: the new figures.
+        rows: under which name they have rows.
+        key: what tells rows apart, and orders them.
+    """
+    known = load(name, folder) if (folder / f"{name}.json").exists() else {rows: []}
+    new = {key(row) for row in found[rows]}
+    kept = [row for row in known[rows] if key(row) not in new]
+    machines = [known["machine"]] if kept else []
+    machines += [found["machine"]] if found[rows] or not kept else []
+    return {**found, rows: sorted([*found[rows], *kept], key=key), "machine": _together(machines)}
+
+
+def _together(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The values that all machines have, or their several values."""
+    return {name: _joined([one[name] for one in machines if name in one]) for name in machines[-1]}
+
+
 def _joined(values: Sequence[Any]) -> Any:
-    """The value of all pieces, or their several values."""
-    different = list(dict.fromkeys(values))
-    return different[0] if len(different) == 1 else ", ".join(map(str, different))
+    if len(set(values)) == 1:
+        return values[0]
+    return ", ".join(dict.fromkeys(part for value in values for part in str(value).split(", ")))
 
 
 def _plain(settings: Mapping[str, Any] | None) -> Any:

@@ -347,7 +347,13 @@ def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
                 best = plain if kind == "plain" else choose(tried, limit)
                 same = [setting for setting in ours if replace(setting, seed=0) == best]
                 row = _row(best, [(setting, ours[setting]) for setting in same], pieces)
-                yield {**row, "tried": len(tried), "is_allowed": ours[best]["validation_ser"] <= limit}
+                precisions = sorted({_precision(piece) for piece in tried.values()})
+                row |= {"tried": len(tried), "precisions_tried": precisions}
+                yield {**row, "is_allowed": ours[best]["validation_ser"] <= limit}
+
+
+def _precision(piece: Piece) -> str:
+    return str(piece.get("precision", "bf16"))
 
 
 def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece]) -> dict[str, Any]:
@@ -357,7 +363,8 @@ def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[s
         settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
         settings |= {"noise_multiplier": setting.noise_multiplier, "clip_norm": setting.clip_norm}
     found = []
-    settings["precision"] = ", ".join(sorted({run.get("precision", "bf16") for _, run in runs}))
+    settings["precision"] = ", ".join(sorted({_precision(run) for _, run in runs}))
+    processor = ", ".join(dict.fromkeys(run["machine"]["processor"] for _, run in runs))
     for one, run in runs:
         attack = pieces.get(f"attack-{one.name}", {})
         is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
@@ -365,7 +372,8 @@ def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[s
         attacked = {name: attack[name] if is_same else None for name in ("auc", "roc")}
         found.append({"seed": one.seed, **kept, **attacked})
     about = {"model": setting.model, "task": setting.task, "decay": setting.kind, "settings": settings}
-    return {**about, "runs": found, "paper": _published(setting.model, setting.task, setting.kind)}
+    paper = _published(setting.model, setting.task, setting.kind)
+    return {**about, "runs": found, "paper": paper, "processor": processor}
 
 
 def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
@@ -394,6 +402,7 @@ def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
     return {
         **{name: about[name] for name in ("model", "task", "batch", "delta")},
         **{name: points[0][name] for name in ("epochs", "utterances")},
+        **{name: points[0]["settings"][name] for name in ("layers", "hidden")},
         "useless": USELESS,
         "seed": 0,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",

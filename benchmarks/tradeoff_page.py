@@ -9,31 +9,36 @@ from typing import Any
 
 from benchmarks import results
 
+ABOUT_MODELS = "BERT is MiniLM, CLC has the vectors of its word pieces, frozen; random split, another for each seed."
+SEARCH = (
+    "Of the paper's grid, z0 was searched by powers of ten with C = 1, and with C = 5 where a multiplier was not "
+    "borne; other norms only here and there, as a smaller one is little more than a common factor where most "
+    "micro-batches are clipped, which Adam undoes. For each decay, the smallest τ was sought at which the next larger "
+    "z0 is borne; where none is, the smallest of all was tried with the same z0, so that such rows are close to no "
+    "decay. The choice is the one with the most noise whose SER on validation data is at most 5 % above plain "
+    "training's, and where none is, the one with the lowest SER, marked †. Validation sets are small, and 5 % is less "
+    "than what chance makes of them."
+)
 _ABOUT = (
     "The published algorithm, {micro_batches} micro-batches in a step, in one process, forward pass in bf16{others}. "
-    "BERT is MiniLM, CLC has the vectors of its word pieces, frozen; random split, another one for each seed. {seeds} "
-    "SER in %; AUC of the shadow attack, with its 95 % interval; ε at δ = {delta:g} for replacing one utterance: by "
-    "the paper's formula (zCDP) and exactly, for the multiplier as it is printed and for the noise that was really "
-    "added. The scales of layers are raw norms of the first step, which no ε covers, and the seeds are public here: ε "
-    "is that of the same training with secret ones, and holds if examples lie in all batches as in those that were "
-    "compared with autograd. It leaves out that settings were chosen on validation data: of so many tried, the one "
-    "with the most noise whose SER is at most 5 % above plain training's, and where none is, the one with the lowest "
-    "SER, marked †. Validation sets are small, and 5 % is less than what chance makes of them. Of the paper's clip "
-    "norms 1 was tried, and also 5 where a multiplier was not borne; smaller ones only here and there, as they clip "
-    "nearly all micro-batches, which with Adam makes little difference. In square brackets the paper's, SER and AUC "
-    "computed from the changes that it prints."
+    "{models} {seeds} SER in %; AUC of the shadow attack, with its 95 % interval; ε at δ = {delta:g} for replacing one "
+    "utterance: by the paper's formula (zCDP) and exactly, for the multiplier as it is printed and for the noise that "
+    "was really added. The scales of layers are raw norms of the first step, which no ε covers, and the seeds are "
+    "public here: ε is that of the same training with secret ones, and holds if examples lie in all batches as in "
+    "those that were compared with autograd. It leaves out that settings were chosen on validation data. {search} In "
+    "square brackets the paper's, SER and AUC computed from the changes that it prints."
 )
 _FRONTIER = (
-    "One seed. Calibrated noise, Poisson sampling, ε for adding or removing one utterance with a secret seed (here it "
-    "is public), hash split, {utterances} utterances, {epochs} epochs, {batch} utterances in a step, δ = {delta:g}. K "
-    "is the number of micro-batches on each of two workers, here 2·K in one process. All have the recipe for single "
-    "examples, which may not be the best for larger units; ε does not cover its choice. ε of single examples also "
-    "needs that they lie in all batches as in those compared with autograd. –: not run, as with more ε the SER is "
-    "above {useless:g} already."
+    "CLC with {layers} layer of {hidden}. One seed. Calibrated noise, Poisson sampling, ε for adding or removing one "
+    "utterance with a secret seed (here it is public), hash split, {utterances} utterances, {epochs} epochs, {batch} "
+    "utterances in a step, δ = {delta:g}. K is the number of micro-batches on each of two workers, here 2·K in one "
+    "process. All have the recipe for single examples, which may not be the best for larger units; ε does not cover "
+    "its choice. ε of single examples also needs that they lie in all batches as in those compared with autograd. –: "
+    "not run, as with more ε the SER is above {useless:g} already."
 )
 _HEAD = (
     "model", "corpus", "decay", "C", "z0", "SER", "AUC", "ε printed: zCDP, exact", "ε real: zCDP, exact",
-    "noise, real over printed", "tried", "seeds",
+    "noise, real over printed", "tried", "seeds", "processor",
 )  # fmt: skip
 
 
@@ -44,7 +49,9 @@ def page(found: dict[str, Any]) -> str:
         lines += ["Not complete: rows are missing, and where † stands the search may have only begun.", ""]
     if found["table"]:
         rows = [_row(row) for row in found["table"]]
-        about = _ABOUT.format(**found, others=about_precision(found), seeds=_about_seeds(found))
+        texts = {"models": ABOUT_MODELS, "search": SEARCH, "seeds": about_seeds(found)}
+        texts["others"] = about_precision(found)
+        about = _ABOUT.format(**found, **texts)
         about = f"{about} {about_delta(found)}"
         lines += ["## Table 1", "", about, "", *results.table(_HEAD, rows)]
     about = found["frontier"]
@@ -56,16 +63,19 @@ def page(found: dict[str, Any]) -> str:
 
 
 def about_precision(found: dict[str, Any]) -> str:
-    """Which rows were made on processors without bf16."""
-    others = [
-        f"{row['model']} {row['task']} {row['decay']}"
-        for row in found["table"]
-        if row["settings"]["precision"] != "bf16"
-    ]
-    return f" (in fp32: {', '.join(others)})" if others else ""
+    """Which rows were made on processors without bf16, and which were chosen among trainings in both precisions."""
+    others = [_named(row) for row in found["table"] if row["settings"]["precision"] != "bf16"]
+    mixed = [_named(row) for row in found["table"] if len(row["precisions_tried"]) > 1]
+    named = {"in fp32": others, "chosen among some in bf16 and some in fp32": mixed}
+    texts = [f"{text}: {', '.join(rows)}" for text, rows in named.items() if rows]
+    return f" ({'; '.join(texts)})" if texts else ""
 
 
-def _about_seeds(found: dict[str, Any]) -> str:
+def _named(row: dict[str, Any]) -> str:
+    return f"{row['model']} {row['task']} {row['decay']}"
+
+
+def about_seeds(found: dict[str, Any]) -> str:
     """How many there are, and what is made of several."""
     if all(len(row["runs"]) == 1 for row in found["table"]):
         return "One seed for all rows."
@@ -107,6 +117,7 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{min(shares):.3g}" if shares else "–",
         str(row["tried"]),
         str(len(runs)),
+        row["processor"],
     )
 
 

@@ -48,7 +48,7 @@ def parse(name: str, description: str | None, only: str, arguments: Sequence[str
     for flag, value in more.items():
         parser.add_argument(f"--{flag}", type=int, default=value, metavar="N")
     flags = parser.parse_args(arguments)
-    if flags.data is None and not flags.reduced:
+    if flags.data is None and not (flags.reduced or flags.page):
         parser.error("--data DIR, the folder of the corpora, is missing")
     given = "".join(f" --{flag} {getattr(flags, flag)}" for flag in more)
     flags.command = f"python -m benchmarks.{name} " + ("--reduced" if flags.reduced else f"--data DIR{given}")

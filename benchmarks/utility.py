@@ -192,9 +192,7 @@ def collect(runs: Path) -> dict[str, Any]:
             kept = trainings.named(kept)
             data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
             found.append({"name": folder.name, "settings": kept, "metrics": metrics, "data": data})
-    minutes = sum(one["metrics"]["seconds"] for one in found) / 60
-    about = {"command": COMMAND, "seed": 0, "machine": machine(), "minutes": minutes, "workers": WORKERS}
-    return {**about, "runs": found}
+    return {"command": COMMAND, "seed": 0, "machine": machine(), "workers": WORKERS, "runs": found}
 
 
 def page(found: dict[str, Any]) -> str:
@@ -353,7 +351,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 train(job)
     elif flags.what == "private":
         all_private(train, flags.only)
-    found = collect(flags.runs)
+    found = results.merged(flags.out, "utility", collect(flags.runs), "runs", lambda run: run["name"])
+    found["minutes"] = sum(run["metrics"]["seconds"] for run in found["runs"]) / 60
     results.save(flags.out, "utility", found, page(found))
 
 

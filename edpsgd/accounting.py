@@ -18,6 +18,7 @@ from dp_accounting import rdp
 from scipy import optimize, special
 
 from edpsgd import pld
+from edpsgd.arguments import check_count
 from edpsgd.noise import Decay
 from edpsgd.pld import Composition, Steps
 
@@ -150,8 +151,7 @@ def moments_epsilon(
 def moments_of(steps: Sequence[Steps], delta: float, max_order: int = 32) -> float:
     """The same for any steps."""
     _check_delta(delta)
-    if isinstance(max_order, bool) or not isinstance(max_order, int) or max_order < 1:
-        raise ValueError(f"max_order must be an int >= 1, got {max_order!r}")
+    check_count("max_order", max_order)
     if any(s.noise_multiplier == 0 for s in steps):
         return math.inf
     orders = np.arange(1, max_order + 1)
@@ -285,8 +285,7 @@ def _check_calibration(
 
 def decay_factors(epochs: int, decay: Decay | None) -> list[float]:
     """What the noise multiplier is multiplied by, in each epoch."""
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"epochs must be an int >= 1, got {epochs!r}")
+    check_count("epochs", epochs)
     if decay is not None and not callable(decay):
         raise ValueError(f"decay must be None or a callable epoch -> factor, got {decay!r}")
     factors = [1.0 if decay is None else decay(epoch) for epoch in range(epochs)]

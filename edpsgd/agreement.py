@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, TypeVar
 
 import torch
@@ -29,10 +27,10 @@ def write(tail: torch.Tensor, rank: int, fingerprint: int, discarded: torch.Tens
     own[5:] = torch.stack([discarded // 256, discarded % 256]).to(tail.dtype)
 
 
-def read(tail: torch.Tensor) -> tuple[bool, int, int]:
-    """Whether all fingerprints in the summed tail are alike, the total count, all marks. The step's one host read."""
+def read(tail: torch.Tensor) -> tuple[bool, int, list[int]]:
+    """Whether all fingerprints in the summed tail are alike, the total count, each one's marks. The one host read."""
     rows = tail.view(-1, _SLOTS).tolist()
-    marks = reduce(or_, (int(row[4]) for row in rows))
+    marks = [int(row[4]) for row in rows]
     return all(row[:4] == rows[0][:4] for row in rows), int(sum(256 * row[5] + row[6] for row in rows)), marks
 
 
@@ -44,11 +42,11 @@ def exchange(
     discarded: torch.Tensor,
     marks: int,
     dtype: torch.dtype | None,
-) -> tuple[int, int]:
+) -> tuple[int, list[int]]:
     """The one message of a step: sums the tensors, ``tail`` among them, over workers whose state is alike.
 
     Returns:
-        The discarded micro-batches of all workers, and the marks that any of them has set.
+        The discarded micro-batches of all workers, and the marks of each.
 
     Raises:
         ValueError: the same on all workers, if their states differ.
@@ -58,11 +56,11 @@ def exchange(
     collective.sum_(wire)
     if dtype is not None:
         torch._foreach_copy_(tensors, wire)
-    alike, total, marks = read(tail)
+    alike, total, of_workers = read(tail)
     if not alike:
         check_alike(collective.gather(state))
         raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
-    return total, marks
+    return total, of_workers
 
 
 def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 
+from edpsgd import noise
+
 
 def loss_scale(scaler: GradScaler, optimizer: torch.optim.Optimizer, device: torch.device) -> torch.Tensor:
     """What the scaler has multiplied the loss, and so the gradient, by."""
     if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
         raise RuntimeError("scaler.unscale_() before accumulate(scaler=...) would unscale twice: leave it out")
-    return scaler.scale(torch.ones((), device=device))
+    scale = scaler._get_scale_async()
+    return scaler.scale(torch.ones((), device=device)) if scale is None else noise.moved(scale, device)
+
+
+@contextmanager
+def forgotten_on_failure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Takes back what a GradScaler told an optimizer; it does so itself, but only after a step that succeeds."""
+    try:
+        yield
+    except BaseException:
+        for name in ("grad_scale", "found_inf"):
+            optimizer.__dict__.pop(name, None)
+        raise
 
 
 def report_overflow(scaler: GradScaler, optimizer: torch.optim.Optimizer, discarded: torch.Tensor) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from edpsgd import agreement
+from edpsgd.batches import Batches
 from edpsgd.budget import Allowance, Budget
 from edpsgd.collectives import Collective
 from edpsgd.events import Event, LedgerError
 from edpsgd.ledger import Ledger
-from edpsgd.sampling import Batches
 
 
 class Books:
@@ -58,12 +59,16 @@ class Books:
         if self.batches is not None:
             self.batches.set_epoch(epoch)
             self._moves = self.batches.moves
+        self._write(lambda: self.ledger.open_epoch(epoch, *self._batching()))
+
+    def _write(self, entry: Callable[[], None]) -> None:
+        """Into the ledger; if only worker 0 knows that it failed, the next step tells all of them."""
         try:
-            self.ledger.open_epoch(epoch, *self._batching())
+            entry()
         except OSError as error:
             if self._is_alone:
                 raise
-            self._failure = error  # only worker 0 knows; the next step tells all of them
+            self._failure = error
 
     def _is_inside(self) -> bool:
         return self.batches is not None and 0 < self.batches.position < self.batches.steps_per_epoch
@@ -71,24 +76,16 @@ class Books:
     def _batching(self) -> tuple[str, float | None]:
         return ("unvouched", None) if self.batches is None else (self.batches.kind, self.batches.sampling_rate)
 
-    def expects_more_than(self, closed: int) -> bool:
-        """Whether the sampler made more micro-batches for the step: then the last one was empty, and counts."""
-        return self.batches is not None and closed < (self.batches.micro_batches or 0)
-
-    @property
-    def empty_units(self) -> int:
-        """How many micro-batches the step has if its batches came together, and hold no example; else 0."""
-        batches = self.batches
-        return (batches.micro_batches or 1) if batches is not None and batches.is_whole(0) else 0
+    def empty_units(self, closed: int) -> int:
+        """How many empty micro-batches a step without a gradient closes: the last, or all if they came together."""
+        made = 1 if self.batches is None else self.batches.micro_batches or 1
+        if self.batches is not None and self.batches.is_whole(0):
+            return max(0, made - closed)
+        return int(closed < made)
 
     def note(self, settings: dict[str, Any]) -> None:
-        """Writes down settings that have changed; if only worker 0 knows that it failed, the next step tells all."""
-        try:
-            self.ledger.note_change(settings)
-        except OSError as error:
-            if self._is_alone:
-                raise
-            self._failure = error
+        """Writes down settings that have changed."""
+        self._write(lambda: self.ledger.note_change(settings))
 
     def grouping(
         self, losses: torch.Tensor, units: torch.Tensor | None, count: int | None, unit: str
@@ -151,21 +148,17 @@ class Books:
 
     def charge(self, noise_multiplier: float, epoch: int | None) -> Exception | None:
         """Pays for a step; an error if the entry could not be written, which only worker 0 knows."""
-        try:
+
+        def entry() -> None:
             if not self.ledger.is_open:
                 self.ledger.open_epoch(self._numbered(epoch), *self._batching())
             self.ledger.charge(noise_multiplier)
-        except (OSError, LedgerError) as error:
-            return error
-        return None
+
+        return _failure_of(entry)
 
     def charge_layer_norms(self, noise_multiplier: float) -> Exception | None:
         """The same for measured scales."""
-        try:
-            self.ledger.charge_layer_norms(noise_multiplier)
-        except (OSError, LedgerError) as error:
-            return error
-        return None
+        return _failure_of(lambda: self.ledger.charge_layer_norms(noise_multiplier))
 
     def take(self) -> None:
         """Notes that all workers have taken the step."""
@@ -215,12 +208,15 @@ class Books:
         return {"ledger": self.ledger.state_dict(), **batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a checkpoint was written."""
+        """Goes on where a checkpoint was written; one that does not fit changes nothing."""
+        batches = self.batches if "batches" in state else None
+        if batches is not None:
+            batches.check_state(state["batches"])
         self.ledger.load_state_dict(state["ledger"])
         self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
-        if self.batches is not None and "batches" in state:
-            self.batches.load_state_dict(state["batches"])
-            self._moves = self.batches.moves
+        if batches is not None:
+            batches.load_state_dict(state["batches"])
+            self._moves = batches.moves
 
     def resume(self) -> None:
         """After a checkpoint was loaded: goes on with the event in the middle of which it was written."""
@@ -234,3 +230,11 @@ class Books:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_allowance": None}
+
+
+def _failure_of(entry: Callable[[], None]) -> Exception | None:
+    try:
+        entry()
+    except (OSError, LedgerError) as error:
+        return error
+    return None

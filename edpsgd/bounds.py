@@ -104,7 +104,7 @@ def bound(
         runs: the settings of the runs that wrote the events.
         composition: what an earlier call with the first of these events has computed, to be faster.
     """
-    charged, unit = _charged(events), _unit(runs)
+    charged, unit = _charged(events), unit_of(runs)
     batching, conditions = _batching(charged), _conditions(events, runs)
     if batching == "poisson":
         epsilon = accounting.compose(_steps(charged), delta, composition)
@@ -126,14 +126,14 @@ def report(
     charged, first = _charged(events), bound(events, delta, runs, composition)
     worst = accounting.gaussian_epsilon(_every_step(charged), delta)
     others = _conditions([replace(event, epoch=None) for event in events], runs)
-    last = Bound(worst, delta, f"exact Gaussian, every {_unit(runs)} in every step", first.neighbours, others)
+    last = Bound(worst, delta, f"exact Gaussian, every {unit_of(runs)} in every step", first.neighbours, others)
     batching = _batching(charged)
     if batching == "shuffled":
         return Report((first, *_of_passes(charged, delta, first, runs), last))
     if batching == "fixed_size":
         return Report((first, last))
     bounds = [replace(first, epsilon=accounting.rdp_epsilon(_steps(charged), delta), method="RDP, Poisson sampling")]
-    if _unit(runs) == "user":
+    if unit_of(runs) == "user":
         moments = accounting.moments_of(_steps(charged), delta)
         bounds.append(replace(first, epsilon=moments, method="moments accountant, as in McMahan et al. 2018"))
     return Report((first, *bounds, last))
@@ -160,7 +160,7 @@ def _is_raw(event: Event) -> bool:
     return event.kind == "layer_norms" and event.noise_multiplier == 0
 
 
-def _unit(runs: Sequence[Mapping[str, Any]]) -> str:
+def unit_of(runs: Sequence[Mapping[str, Any]]) -> str:
     """Whom the statement is about: a user with all their examples, or an example."""
     users = {run.get("unit") == "user" for run in runs}
     if len(users) > 1:

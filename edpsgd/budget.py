@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from edpsgd.arguments import check_number
 from edpsgd.events import Event
 from edpsgd.ledger import Ledger
 
@@ -28,12 +29,7 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.epsilon, bool)
-            or not isinstance(self.epsilon, int | float)
-            or not 0 < self.epsilon < math.inf
-        ):
-            raise ValueError(f"epsilon of a Budget must be a finite number > 0, got {self.epsilon!r}")
+        check_number("epsilon of a Budget", self.epsilon, 0.0, strict=True)
         if isinstance(self.delta, bool) or not isinstance(self.delta, float) or not 0 < self.delta < 1:
             raise ValueError(f"delta of a Budget must be between 0 and 1, both excluded, got {self.delta!r}")
 

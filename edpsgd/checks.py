@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from edpsgd.batches import Batches
 from edpsgd.budget import Budget
 from edpsgd.collectives import Collective
-from edpsgd.sampling import Batches
 from edpsgd.settings import UNITS
 
 
@@ -106,6 +106,19 @@ _NO_DDP = (
 )
 
 
+def check_keeps_no_gradient(optimizer: torch.optim.Optimizer, buffers: Sequence[torch.Tensor]) -> None:
+    """Refuses an optimizer whose state holds .grad itself, in whose place the next step's bare sum will be."""
+    places = {buffer.untyped_storage().data_ptr() for buffer in buffers}
+    for state in optimizer.state.values():
+        for name, value in state.items() if isinstance(state, dict) else ():
+            is_plain = type(value) is torch.Tensor and value.layout is torch.strided
+            if is_plain and value.untyped_storage().data_ptr() in places:
+                raise ValueError(
+                    f"{type(optimizer).__name__} keeps .grad itself as {name!r} in its state, which would hold "
+                    "gradients without noise in the next step: let it keep a copy"
+                )
+
+
 def check_no_ddp(parameters: Sequence[torch.Tensor]) -> None:
     """Refuses parameters that a living DistributedDataParallel or FullyShardedDataParallel module holds."""
     if not (dist.is_available() and dist.is_initialized()):
@@ -188,7 +201,7 @@ def warn_of_discards(discarded: int, number: int) -> None:
     warnings.warn(
         f"{discarded} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones are "
         "counted in optimizer.discarded without a warning",
-        stacklevel=7,
+        stacklevel=8,
     )
 
 

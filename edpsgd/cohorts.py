@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from edpsgd.arguments import check_count, check_number
+from edpsgd.batches import Batches
 from edpsgd.collectives import Collective
-from edpsgd.sampling import Batches, PoissonBatches, check_count
+from edpsgd.sampling import PoissonBatches
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class FixedDenominator:
     follows_draw = False
 
     def __post_init__(self) -> None:
-        _check_weight("total_weight", self.total_weight)
+        if self.total_weight is not None:
+            check_number("total_weight", self.total_weight, 0.0, strict=True)
 
     def weight(self, users: int) -> float:
         """W."""
@@ -72,7 +75,7 @@ class ClippedDenominator:
     follows_draw = True
 
     def __post_init__(self) -> None:
-        _check_weight("least_weight", self.least_weight)
+        check_number("least_weight", self.least_weight, 0.0, strict=True)
 
     def weight(self, users: int) -> float:
         """W_min."""
@@ -85,13 +88,6 @@ class ClippedDenominator:
     def describe(self, expected: float) -> str:
         """For the card."""
         return f"the sum is divided by the weight that was drawn, {expected:.6g} at least"
-
-
-def _check_weight(name: str, value: object) -> None:
-    if value is None and name == "total_weight":
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a finite number > 0, got {value!r}")
 
 
 def _is_count(value: object) -> bool:
@@ -121,7 +117,7 @@ class Users(Batches):
         if not isinstance(self._counts, int) and not all(_is_count(count) for count in self._counts):
             raise ValueError("users must be a count, or a whole number >= 0 for each, of examples")
         if self._cap is not None:
-            _check_weight("weight_cap", self._cap)
+            check_number("weight_cap", self._cap, 0.0, strict=True)
             if isinstance(self._counts, int):
                 raise ValueError("weight_cap needs the number of examples of each user: give these instead of a count")
         return super()._prepare()
@@ -204,7 +200,7 @@ class PoissonUsers(Users, PoissonBatches):
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         prepared = super()._prepare()
-        self.reach, self.neighbours = self._denominator.reach, "add/remove"
+        self.reach = self._denominator.reach
         return prepared
 
 
@@ -230,7 +226,6 @@ class FixedSizeUsers(Users):
     """
 
     kind = "fixed_size"
-    neighbours = "replace"
     micro_batches = None
 
     def __init__(

@@ -117,6 +117,10 @@ class Torch:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
+    def __deepcopy__(self, memo: object) -> Torch:
+        """It is only a name for the workers, and their group cannot be copied."""
+        return self
+
 
 _BY_NAME: dict[str, Callable[[], Collective]] = {"local": Local, "horovod": Horovod, "torch": Torch}
 

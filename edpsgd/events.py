@@ -9,6 +9,10 @@ class LedgerError(ValueError):
     """A ledger that cannot be read, does not belong to the run, or holds what cannot be accounted together."""
 
 
+class LedgerUnavailable(LedgerError, OSError):
+    """A ledger that takes no more entries: closed, of another process, or with a file that is gone."""
+
+
 @dataclass
 class Event:
     """One entry.

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from edpsgd import accounting, clipping
+from edpsgd.arguments import check_count, check_number
 from edpsgd.budget import Budget
 from edpsgd.checks import check_model
 from edpsgd.cohorts import Users
@@ -47,9 +48,8 @@ class FedAvg:
     epochs: int = 1
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
-            raise ValueError(f"epochs of FedAvg must be an int >= 1, got {self.epochs!r}")
+        check_number("learning_rate", self.learning_rate, 0.0, strict=True)
+        check_count("epochs of FedAvg", self.epochs)
 
     def batches(self, data: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
         """All that the user trains on, in order."""
@@ -72,18 +72,13 @@ class FedSGD:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_number("learning_rate", self.learning_rate, 0.0, strict=True)
 
     def batches(self, data: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
         """The one batch; none if the user has no data."""
         for batch in data():
             yield batch
             return
-
-
-def _check_rate(rate: object) -> None:
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise ValueError(f"learning_rate must be a finite number > 0, got {rate!r}")
 
 
 class Federated:

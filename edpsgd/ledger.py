@@ -11,6 +11,7 @@ are reserved in blocks: a crash may count a few steps that never happened, it ne
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import uuid
 import warnings
@@ -22,7 +23,7 @@ from typing import Any
 
 from edpsgd import bounds
 from edpsgd.bounds import Bound, Report
-from edpsgd.events import Event, LedgerError, family
+from edpsgd.events import Event, LedgerError, LedgerUnavailable, family
 from edpsgd.ledger_file import LedgerFile, read_records
 from edpsgd.pld import Composition
 
@@ -68,6 +69,7 @@ class Ledger:
 
     def begin_run(self, settings: dict[str, Any], run_id: str | None = None) -> None:
         """Notes the settings of a run that is about to write here. Workers of one run share the id."""
+        bounds.unit_of([*self.runs, settings])  # refuses another one than before
         self._current = None
         self._note({"id": run_id or uuid.uuid4().hex, **settings})
 
@@ -131,6 +133,8 @@ class Ledger:
             self._reserved = 0  # if the write fails, the next charge writes again
             self._write_event(self._current, event.steps - 1 + BLOCK, durable=True)
             self._reserved = event.steps - 1 + BLOCK
+        elif self._file is not None:
+            self._file.check()
 
     def charge_layer_norms(self, noise_multiplier: float) -> None:
         """Pays for layer scales measured in a first step; 0 marks raw norms, which no noise covers."""
@@ -170,33 +174,41 @@ class Ledger:
             raise LedgerError(
                 f"the checkpoint's ledger has format {state.get('format')!r}, this version reads {FORMAT}"
             )
-        self.end_event()
         other = Ledger()
         other.runs = [dict(run) for run in state["runs"]]
         other.events = [Event(**event) for event in state["events"]]
-        if self._is_unused() or other._continues(self):
-            self._adopt(other)
-        elif not self._continues(other):
+        bounds.unit_of([*self.runs, *other.runs])
+        has_less = self._is_unused() or other._continues(self)
+        if not (has_less or self._continues(other)):
             where = "" if self._file is None else f" {self._file.path}"
             raise LedgerError(
                 f"the ledger{where} and the checkpoint's come from different runs, and neither continues the other. "
                 "Load the checkpoint into a new optimizer, with the ledger file of its own run or a new one."
             )
+        self.end_event()
+        if has_less:
+            self._adopt(other)
         self._is_level = self.events == other.events
 
     def close(self) -> None:
         """Writes the exact step count and lets go of the file, which then takes no more charges; done at exit too."""
         if not self._is_closed:
-            self.end_event()
-            self._is_closed = True
-            if self._file is not None:
-                self._file.close()
+            try:
+                self.end_event()
+            finally:
+                self._is_closed = True
+                if self._file is not None:
+                    self._file.close()
 
     def __del__(self) -> None:
         """A ledger that nobody holds any more gets no more charges: its exact step count can be written."""
+        self._let_go()
+
+    def _let_go(self) -> None:
         file = getattr(self, "_file", None)
         if file is not None and file.is_own:
-            self.close()
+            with contextlib.suppress(OSError):  # then a few steps more are counted than happened
+                self.close()
 
     def _is_unused(self) -> bool:
         return not any(event.steps for event in self.events)
@@ -232,7 +244,7 @@ class Ledger:
 
     def _write(self, record: dict[str, Any], durable: bool = False) -> None:
         if self._is_closed:
-            raise LedgerError(
+            raise LedgerUnavailable(
                 f"{self._file.path if self._file else 'the ledger'} was closed: nothing more can be charged"
             )
         if self._file is not None:
@@ -259,8 +271,8 @@ class Ledger:
 
 def _close_at_exit(reference: weakref.ref[Ledger]) -> None:
     ledger = reference()
-    if ledger is not None and ledger._file is not None and ledger._file.is_own:
-        ledger.close()
+    if ledger is not None:
+        ledger._let_go()
 
 
 def _kind(event: Event) -> tuple[str, int | None, str, float | None]:

@@ -6,12 +6,16 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 from torch.amp import GradScaler
 
 from edpsgd import agreement, amp, checks, clipping
+from edpsgd.arguments import check_count
+from edpsgd.batches import Batches
 from edpsgd.books import Books
 from edpsgd.bounds import Bound
 from edpsgd.budget import Budget, BudgetExhausted
@@ -21,7 +25,6 @@ from edpsgd.contributions import Contributions
 from edpsgd.layers import Layers, describe_parameters, find_scales
 from edpsgd.ledger import Ledger
 from edpsgd.noise import Decay, GaussianSource
-from edpsgd.sampling import Batches
 from edpsgd.settings import Settings
 from edpsgd.units import UnitGradients
 from edpsgd.wrapper import OptimizerWrapper
@@ -87,6 +90,7 @@ class PrivateOptimizer(OptimizerWrapper):
     _parts: Contributions  # the micro-batches of the step so far
     _scaler: GradScaler | None
     _has_unscaled: bool  # whether a micro-batch of the step came without a scaler
+    _is_inner_known: bool  # whether the wrapped optimizer was seen to keep no gradient
 
     def __init__(
         self,
@@ -129,7 +133,6 @@ class PrivateOptimizer(OptimizerWrapper):
                 divisor=divisor if batches is None or unit == "micro_batch" else divisor or batches.expected_batch,
                 compression=compression,
                 reach=1.0 if batches is None else batches.reach,
-                neighbours_of_unit="add/remove or zero-out" if batches is None else batches.neighbours,
             )
             check_compression(self._collective, compression)
             self._set_up()
@@ -195,8 +198,7 @@ class PrivateOptimizer(OptimizerWrapper):
 
         The sampler begins a pass too or, if a checkpoint of the middle of this epoch was loaded, goes on where it was.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch must be an int >= 0, got {epoch!r}")
+        check_count("epoch", epoch, least=0)
         if self._parts.closed:
             raise RuntimeError("set_epoch() between accumulate() and step(): finish the step first")
         noise_multiplier = self._settings.noise_at(epoch)  # asked once, so that noise and ledger agree
@@ -280,24 +282,18 @@ class PrivateOptimizer(OptimizerWrapper):
         if horovod_broadcast_root() is not None:
             self._state_made = True
             return self._make_inner_state(list(self._layers.parameters.values()))
-        if self._has_unscaled and getattr(self, "grad_scale", None) is not None:
-            self.abandon()
-            raise RuntimeError(
-                "scaler.step() after accumulate() or backward() without the scaler: their losses were scaled, but not "
-                "their gradients back. Pass scaler=scaler to them"
-            )
+        with amp.forgotten_on_failure(self):
+            self._take_step()
+        return None
+
+    def _take_step(self) -> None:
+        """The algorithm: clip, pay, add noise, sum over the workers, update."""
+        self._check_scaling()
         self._follow_parameters()
-        if getattr(self, "found_inf", None) is not None:  # a GradScaler calls, perhaps after unscale_()
-            self._note("loss_scaling")
-        if self._books.empty_units and not self._layers.have_gradients():
-            self._parts.closed = max(self._parts.closed, self._books.empty_units)
-        elif (
-            self._parts.closed == 0
-            or self._layers.have_gradients()
-            or self._books.expects_more_than(self._parts.closed)
-        ):
+        if self._layers.have_gradients():
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
+            self._parts.closed += self._books.empty_units(self._parts.closed)
             self._layers.sum.scale_(1.0 / self._divisor)
         number, self._steps = self._steps, self._steps + 1  # even if the step fails, its noise is not used again
         try:
@@ -312,7 +308,17 @@ class PrivateOptimizer(OptimizerWrapper):
             if self._scaler is not None:
                 amp.report_overflow(self._scaler, self, self._parts.discarded)
             self._start_step()
-        return None
+
+    def _check_scaling(self) -> None:
+        """A GradScaler that calls step() has set attributes; perhaps after unscale_(), and then only the second one."""
+        if self._has_unscaled and getattr(self, "grad_scale", None) is not None:
+            self.abandon()
+            raise RuntimeError(
+                "scaler.step() after accumulate() or backward() without the scaler: their losses were scaled, but not "
+                "their gradients back. Pass scaler=scaler to them"
+            )
+        if getattr(self, "found_inf", None) is not None:
+            self._note("loss_scaling")
 
     def _close_micro_batch(self, loss_scale: torch.Tensor | None, last: bool) -> None:
         """Clip: adds the micro-batch's clipped gradient to the sum; ``last`` also divides the whole sum."""
@@ -349,6 +355,9 @@ class PrivateOptimizer(OptimizerWrapper):
         self._layers.hand_over_sum()
         try:
             self._inner.step()
+            if not self._is_inner_known:
+                checks.check_keeps_no_gradient(self._inner, self._layers.sum.wire)
+                self._is_inner_known = True
         finally:
             self.zero_grad()
 
@@ -404,10 +413,10 @@ class PrivateOptimizer(OptimizerWrapper):
             "the draws": self._books.draws,
             "whether the step may be taken": _answer(refusal),
         }
-        marks = sum(mark for what, mark in _MARKS.items() if self._is_noted(what))
+        own = sum(mark for what, mark in _MARKS.items() if self._is_noted(what))
         try:
             discarded, marks = agreement.exchange(
-                self._collective, tensors, tail, state, self._parts.discarded, marks, dtype
+                self._collective, tensors, tail, state, self._parts.discarded, own, dtype
             )
         except BaseException:
             self._books.lose(self._epoch)
@@ -415,11 +424,24 @@ class PrivateOptimizer(OptimizerWrapper):
         if refusal is not None:
             raise refusal
         self._books.take()
-        for what in (what for what, mark in _MARKS.items() if marks & mark):  # perhaps this worker had no data yet
-            self._note(what)
+        self._note_of_others(marks)
         if discarded and not self.discarded:
             checks.warn_of_discards(discarded, number)
         self.discarded += discarded
+
+    def _note_of_others(self, marks: list[int]) -> None:
+        """What other workers do and this one, perhaps without data yet, does not; on disk before the model moves."""
+        all_marks = reduce(or_, marks)
+        new = [what for what, mark in _MARKS.items() if all_marks & mark and not self._is_noted(what)]
+
+        def write() -> None:
+            for what in new:
+                self.ledger.note_change({what: True})
+
+        if marks[0] == all_marks:  # worker 0, who keeps the file, knows it all
+            write()
+        else:
+            agreement.together(self._collective, write)
 
     # ---------------------------------------------------------------- parameters
 
@@ -448,6 +470,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._clips = clipping.ClipCounter()
         self._state_made = False
         self._started = False
+        self._is_inner_known = False
         self._lay_out()
         self._start_step()
 
@@ -502,6 +525,8 @@ class PrivateOptimizer(OptimizerWrapper):
     def _load_own_state(self, state: dict[str, Any]) -> None:
         if state.get("format") != 1:
             raise ValueError(f"the state has format {state.get('format')!r}, this version reads 1")
+        if self._parts.closed:
+            raise RuntimeError("load_state_dict() between accumulate() and step(): finish the step first")
         self._books.load_state_dict(state)
         was_seeded = self._settings.seed is not None
         self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))

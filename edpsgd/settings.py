@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from edpsgd.arguments import check_choice, check_number, check_seed
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.noise import Decay
 
 UNITS = ("micro_batch", "example", "user")
-
-
-def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-def _check_number(name: str, value: object, low: float, *, strict: bool) -> None:
-    relation = ">" if strict else ">="
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not (is_number and (value > low if strict else value >= low)):  # type: ignore[operator]
-        raise ValueError(f"{name} must be a finite number {relation} {low:g}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -37,28 +26,26 @@ class Settings:
     layer_scaling: Mapping[str, float] | FirstStepNorms | None
     noise: str
     noise_placement: str
-    seed: int | None
+    seed: int | None = field(repr=False)
     divisor: float | None
     compression: str | None
     reach: float  # of one example or user, told by its sampler: how many clip norms it can move the sum
-    neighbours_of_unit: str
 
     def __post_init__(self) -> None:
-        _check_number("clip_norm", self.clip_norm, 0.0, strict=True)
-        _check_number("noise_multiplier", self.noise_multiplier, 0.0, strict=False)
-        _check_choice("clipping", self.clipping, ("flat", "per_layer"))
-        _check_choice("unit", self.unit, UNITS)
-        _check_choice("noise", self.noise, ("calibrated", "paper"))
-        _check_choice("noise_placement", self.noise_placement, ("sharded", "per_worker"))
-        _check_choice("compression", self.compression, (None, "fp16", "bf16"))
+        check_number("clip_norm", self.clip_norm, 0.0, strict=True)
+        check_number("noise_multiplier", self.noise_multiplier, 0.0, strict=False)
+        check_choice("clipping", self.clipping, ("flat", "per_layer"))
+        check_choice("unit", self.unit, UNITS)
+        check_choice("noise", self.noise, ("calibrated", "paper"))
+        check_choice("noise_placement", self.noise_placement, ("sharded", "per_worker"))
+        check_choice("compression", self.compression, (None, "fp16", "bf16"))
         if self.noise_decay is not None and not callable(self.noise_decay):
             raise ValueError(f"noise_decay must be None or a callable epoch -> factor, got {self.noise_decay!r}")
         if not isinstance(self.layer_scaling, Mapping | FirstStepNorms | None):
             raise ValueError(
                 f"layer_scaling must be None, a mapping name -> scale or FirstStepNorms, got {self.layer_scaling!r}"
             )
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise ValueError(f"seed must be None or an int, got {self.seed!r}")
+        check_seed(self.seed)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -68,7 +55,7 @@ class Settings:
                     f"unit={self.unit!r} needs divisor: the public, expected number of {self.unit}s in a step over all "
                     "workers"
                 )
-            _check_number("divisor", self.divisor, 0.0, strict=True)
+            check_number("divisor", self.divisor, 0.0, strict=True)
             if self.noise == "paper":
                 raise ValueError(f"noise='paper' is defined for unit='micro_batch' only, got unit={self.unit!r}")
         elif self.divisor is not None:
@@ -85,11 +72,6 @@ class Settings:
         return self.clip_norm * (2.0 if self.unit == "micro_batch" else self.reach)
 
     @property
-    def neighbours(self) -> str:
-        """The pairs of data sets for which the sensitivity holds."""
-        return "add/remove, zero-out or replace" if self.unit == "micro_batch" else self.neighbours_of_unit
-
-    @property
     def first_step_norms(self) -> FirstStepNorms:
         """How the layer scales are measured, where they are."""
         if not isinstance(self.layer_scaling, FirstStepNorms):
@@ -101,7 +83,7 @@ class Settings:
         if self.noise_decay is None:
             return float(self.noise_multiplier)
         factor = self.noise_decay(epoch)
-        _check_number(f"noise_decay({epoch})", factor, 0.0, strict=True)
+        check_number(f"noise_decay({epoch})", factor, 0.0, strict=True)
         return float(self.noise_multiplier * factor)
 
     def noise_per_worker(self, z: float, workers: int, micro_batches: int, scales: list[float]) -> list[float]:
@@ -139,7 +121,6 @@ class Settings:
             "compression": self.compression,
             "seeded": self.seed is not None,
             "sensitivity": float(self.sensitivity),
-            "neighbours": self.neighbours,
         }
 
 

@@ -71,8 +71,10 @@ class OptimizerWrapper(torch.optim.Optimizer):
                 "optimizer into that optimizer before wrapping it"
             )
         own = state.pop("edpsgd")
+        if [len(group["params"]) for group in state["param_groups"]] != [len(g["params"]) for g in self.param_groups]:
+            raise ValueError("the state is that of an optimizer with other parameter groups")
+        self._load_own_state(own)  # refuses what does not belong to this run, before anything of it can reach the model
         self._inner.load_state_dict(state)
-        self._load_own_state(own)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

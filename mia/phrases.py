@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edpsgd.arguments import check_count
 from tasks.dictionary import EOS, UNK, Dictionary, tokenize
 from tasks.users import RawUsers, UserData
 
@@ -237,8 +238,7 @@ def _draw(users: Numbers, canaries: Sequence[Canary], seed: int) -> tuple[Number
         canaries: who want them.
         seed: of the draws.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be an int >= 0, got {seed!r}")
+    check_count("seed", seed, least=0)
     counts, wishes, sharers = np.diff(users), [np.empty(0, np.int64)], []
     for number, canary in enumerate(canaries, start=1):
         draw, rates = np.random.default_rng([seed, number]), canary.configuration

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edpsgd.arguments import check_count
 from models.subwords import FastText, Matrix, Subwords, WordPieces, root_mean_square
 
 VEC, BIN, PIECES = "fasttext-vec", "fasttext-bin", "wordpieces"
@@ -104,8 +105,7 @@ def load(path_or_name: str | PathLike[str], max_words: int = 100_000, scale: boo
     Raises:
         ValueError: there is no such file, or it is damaged or of another kind.
     """
-    if isinstance(max_words, bool) or not isinstance(max_words, int) or max_words < 1:
-        raise ValueError(f"max_words must be an int >= 1, got {max_words!r}")
+    check_count("max_words", max_words)
     kind, subwords = _open(path_or_name)
     words, table = subwords.first_words(max_words) if subwords else _read_text(Path(path_or_name), max_words)
     if not words:

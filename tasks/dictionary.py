@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edpsgd.sampling import check_count
+from edpsgd.arguments import check_count
 from tasks.records import NOT_UTF8, ReadError, is_utf8, lines
 
 UNK, BOS, EOS = 0, 1, 2

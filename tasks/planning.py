@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import edpsgd
 from edpsgd import accounting
+from edpsgd.batches import Batches
 from edpsgd.bounds import Report, format_epsilon, report
 from edpsgd.collectives import Collective
 from edpsgd.events import Event
 from edpsgd.noise import Decay, parse_decay
-from edpsgd.sampling import Batches
 from tasks.config import Config
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import edpsgd
-from edpsgd.sampling import Batches
+from edpsgd.batches import Batches
 from models.clc import CLC
 from tasks import checkpoints, progress
 from tasks.config import Config

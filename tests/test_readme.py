@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import norm
 
 import edpsgd
 from benchmarks import bench, report
@@ -56,8 +58,10 @@ def test_the_figure_to_reach() -> None:
     rows = {(row["model"], row["corpus"]): row["contenders"] for row in results["rows"] if not row["is_peer"]}
     corpora = ("ATIS", "SNIPS", "NLU-EVAL", "generated 10^4", "generated 10^5", "generated 10^6")
     assert rows.keys() == set(itertools.product(("clc", "bert"), corpora))
-    for contenders in rows.values():
+    for (_, corpus), contenders in rows.items():
         assert contenders["edp"]["ratio"] <= 1.10
+        assert contenders["edp"]["is_extrapolated"] == contenders["sgd"]["is_extrapolated"] == (corpus[-2:] == "^6")
+    assert results["is_complete"]
     ratios = [contenders["example"]["ratio"] for contenders in rows.values()]
     assert f"at {min(ratios):.1f} to {max(ratios):.1f} times its time" in README
 
@@ -113,18 +117,19 @@ def test_what_single_examples_buy() -> None:
 
 
 def test_the_report_is_that_of_the_results() -> None:
-    """Its text; plots depend on the machine's fonts."""
+    """Its text, and what is drawn; how it is drawn depends on the machine's fonts."""
     built = report.build(report.collect(RESULTS))
     assert (RESULTS / "report.md").read_text(encoding="utf-8") == report.markdown(built)
     page = (RESULTS / "report.html").read_text(encoding="utf-8")
-    drawn = re.compile(r"<svg .*?</svg>", re.DOTALL)
-    assert drawn.sub("", page) == drawn.sub("", report.html(built))
-    assert len(drawn.findall(page)) == len(drawn.findall(report.html(built))) >= 10
+    again, drawn, digest = report.html(built), re.compile(r"<svg .*?</svg>", re.DOTALL), r'<svg [^>]*data-drawn="(\w+)"'
+    assert drawn.sub("", page) == drawn.sub("", again)
+    assert re.findall(digest, page) == re.findall(digest, again)
+    assert len(set(re.findall(digest, page))) == len(drawn.findall(page)) >= 10
 
 
 @pytest.mark.parametrize("name", WHAT)
 def test_every_page_is_that_of_its_results(name) -> None:
-    module = {"tradeoff": "tradeoff_page"}.get(name, name)
+    module = {"tradeoff": "tradeoff_page", "epoch_time": "epoch_page"}.get(name, name)
     page = import_module(f"benchmarks.{module}").page
     assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == page(load(name))
 
@@ -219,6 +224,21 @@ def test_the_cost_of_a_rank() -> None:
     assert (results["suffixes"], results["machine"]["cores"]) == (2_000_000, 2)
     assert 1_340_000 < results["parameters"] < 1_360_000
     assert all(row["seconds"] <= 600 for row in (results["unseen"], results["learned"]))
+
+
+def test_where_noise_ends() -> None:
+    """Box and Muller's method ends where the bits of the radius do: 62 on CPUs, the 32 of a Philox word on GPUs.
+
+    Moved by 1/z standard deviations along one coordinate, what lies beyond the end gives the neighbour away.
+    """
+    text = " ".join(README.split())
+    ends = re.search(r"Gaussian up to ([\d.]+) standard deviations.* ends at ([\d.]+)\.", text)
+    multipliers = re.search(r"multipliers below ([\d.]+) \(CPU\) or ([\d.]+) \(GPU\)", text)
+    assert ends is not None
+    assert multipliers is not None
+    for bits, end, z in zip((62, 32), map(float, ends.groups()), map(float, multipliers.groups()), strict=True):
+        assert 0 < math.sqrt(2 * math.log(2) * bits) - end < 0.1
+        assert norm.sf(end - 1 / z) <= 1e-5 < norm.sf(end - 1 / (z - 0.01))
 
 
 EACH = "for p in model.parameters()"

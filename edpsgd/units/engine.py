@@ -77,35 +77,28 @@ class UnitGradients:
         self._has_batch = False
 
     def backward(
-        self,
-        losses: torch.Tensor,
-        units: torch.Tensor | None = None,
-        count: int | None = None,
-        reduction: str = "mean",
+        self, losses: torch.Tensor, units: torch.Tensor | None = None, count: int | None = None
     ) -> torch.Tensor:
-        """Goes through the graph once. ``.grad`` of the parameters stays as it is.
+        """Goes through the graph once, for the mean loss of each unit. ``.grad`` of the parameters stays as it is.
 
         Args:
             losses: one for each example.
             units: the number of each example's unit; None if each example is its own.
             count: how many units there are, as some may be empty; None for the largest number plus one.
-            reduction: "mean" or "sum" of the losses of a unit.
 
         Returns:
             Norms, units x layers, in the order of ``parameters``; 0 where a unit has no gradient.
         """
-        groups = _groups(losses, units, count, reduction)
+        groups = _groups(losses, units, count)
         self.release()
         if len(losses) == 0:
             self._has_batch = True
             return torch.zeros((groups.count, len(self._parameters)), device=losses.device)
         with _without_autocast(losses.device):
-            return self._backward(exact(losses), groups, reduction)
+            return self._backward(exact(losses), groups)
 
-    def _backward(self, losses: torch.Tensor, groups: Units, reduction: str) -> torch.Tensor:
-        weights = torch.ones_like(losses, requires_grad=False)
-        if reduction == "mean":
-            weights = weights / groups.sizes()[groups.of_examples].to(weights)
+    def _backward(self, losses: torch.Tensor, groups: Units) -> torch.Tensor:
+        weights = torch.ones_like(losses, requires_grad=False) / groups.sizes()[groups.of_examples].to(losses)
         self._batch, norms = self._proven(losses, weights, groups)
         self._has_batch = True
         is_broken = ~torch.isfinite(norms).all(1)
@@ -235,14 +228,12 @@ def _mixing(norms: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
     return torch.tensor(factors, dtype=norms.dtype, device=norms.device)
 
 
-def _groups(losses: torch.Tensor, units: torch.Tensor | None, count: int | None, reduction: str) -> Units:
+def _groups(losses: torch.Tensor, units: torch.Tensor | None, count: int | None) -> Units:
     """The units, if all arguments are right."""
     if losses.dim() != 1 or not losses.is_floating_point():
         raise ValueError(
             f"losses must be one number for each example, got {losses.dtype} of shape {tuple(losses.shape)}"
         )
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction must be mean or sum, got {reduction!r}")
     if units is None:
         if count not in (None, len(losses)):
             raise ValueError(f"count must be the number of losses, {len(losses)}, where units is None, got {count!r}")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import edpsgd
+from edpsgd.collectives import Torch
 from tests.common import Bag, assert_same, assert_std, layers_of, private, quiet, set_gradients
 
 
@@ -388,3 +389,15 @@ def test_horovods_optimizer_is_refused(hvd) -> None:
     )
     with pytest.raises(ValueError, match=r"hvd\.DistributedOptimizer sends the raw gradient"):
         private(model, inner)
+
+
+def test_a_copy_on_a_given_group(workers) -> None:
+    """Groups themselves cannot be copied."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        pytest.skip("needs torchrun")
+    model = Bag()
+    optimizer = private(model, collective=Torch(torch.distributed.new_group()))
+    optimizer.step()
+    again = copy.deepcopy(optimizer)
+    again.step()
+    assert [sum(event.steps for event in one.ledger.events) for one in (optimizer, again)] == [1, 2]

@@ -374,12 +374,21 @@ def test_a_step_can_be_tried_again_when_there_is_room(workers, tmp_path, monkeyp
     assert set(counts) == {2}  # with the one that failed
 
 
-def test_a_closed_ledger_refuses_on_all(workers, tmp_path) -> None:
+@pytest.mark.parametrize("when", ["in an epoch", "before one"])
+def test_a_closed_ledger_refuses_on_all(workers, tmp_path, when) -> None:
     optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
-    optimizer.set_epoch(0)
-    optimizer.ledger.close()
-    with pytest.raises(ValueError, match="was closed: nothing more can be charged|disagree on whether"):
+    if when == "in an epoch":
+        optimizer.set_epoch(0)
+    if workers.rank == 0:
+        optimizer.ledger.close()
+
+    def go_on() -> None:
+        if when == "before one":
+            optimizer.set_epoch(0)
         optimizer.step()
+
+    with pytest.raises(ValueError, match="was closed: nothing more can be charged|disagree on whether"):
+        go_on()
 
 
 @pytest.mark.parametrize("ledger", [123, b"x"])

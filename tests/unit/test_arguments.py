@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from tests.common import Bag, private, set_gradients
     [
         ({"clip_norm": 0.0}, "clip_norm must be a finite number > 0, got 0.0"),
         ({"clip_norm": math.nan}, "clip_norm must be a finite number > 0, got nan"),
-        ({"clip_norm": "1"}, "clip_norm must be a finite number > 0, got '1'"),
+        ({"clip_norm": "1"}, "clip_norm must be a finite number > 0, got a str"),
         ({"noise_multiplier": -0.1}, "noise_multiplier must be a finite number >= 0, got -0.1"),
         ({"noise_multiplier": math.inf}, "noise_multiplier must be a finite number >= 0, got inf"),
         ({"noise_decay": 0.5}, "noise_decay must be None or a callable"),
@@ -31,7 +32,7 @@ from tests.common import Bag, private, set_gradients
         ({"noise_placement": "root"}, "noise_placement must be one of 'sharded', 'per_worker', got 'root'"),
         ({"compression": "int8"}, "compression must be one of None, 'fp16', 'bf16', got 'int8'"),
         ({"compression": "fp16"}, "compression needs noise_placement='per_worker'"),
-        ({"seed": 1.5}, "seed must be None or an int, got 1.5"),
+        ({"seed": 1.5}, "seed must be None or an int, got a float"),
         ({"collective": "mpi"}, "collective must be 'auto', 'horovod', 'torch', 'local' or an object, got 'mpi'"),
         ({"collective": object()}, "collective must have rank, size, sum_ and gather"),
         ({"layer_scaling": 2.0}, "layer_scaling must be None, a mapping"),
@@ -193,3 +194,18 @@ def test_check_model_watches_buffers() -> None:
 def test_check_model_refuses_embeddings_that_move() -> None:
     with pytest.raises(ValueError, match="max_norm rescale the rows .* 1"):
         edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, max_norm=1.0)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: private(Bag(), seed=np.int64(123456789)),
+        lambda: edpsgd.ShuffledBatches(8, 2, collective="local", seed="123456789"),
+        lambda: edpsgd.FedAvg(["call anna at 123456789"]),
+        lambda: edpsgd.Budget(["call anna at 123456789"], 1e-5),
+    ],
+)
+def test_seeds_and_texts_are_not_told(make) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        make()
+    assert "123456789" not in str(caught.value)

@@ -6,8 +6,11 @@ import itertools
 
 import pytest
 
-from benchmarks import cost_model
-from benchmarks.epoch_time import MANY, figures, in_portions, page, readme_table, spread, summarise
+from benchmarks import cost_model, epoch_time, results
+from benchmarks.epoch_page import page, readme_table
+from benchmarks.epoch_rows import MANY, in_portions, summarise
+from benchmarks.epoch_rows import figures as figures_of
+from benchmarks.epoch_time import spread
 
 
 def steps(seconds, turns=(0,)) -> dict:
@@ -18,6 +21,10 @@ def piece(times, number, utterances=600, **about) -> dict:
     about = {"model": "clc", "corpus": "SNIPS", "is_peer": False, **about}
     sizes = {"parameters": 7, "utterances": utterances, "steps": number, "machine": {"processor": "p"}}
     return {"about": about, **sizes, "times": {name: in_portions(own, times["sgd"]) for name, own in times.items()}}
+
+
+def figures(pieces: dict) -> dict:
+    return figures_of(pieces, {name: {"batch": 32} for name in pieces})
 
 
 def test_a_whole_epoch_is_the_sum_of_its_steps() -> None:
@@ -56,21 +63,21 @@ def test_slow_contenders_are_compared_on_their_own_steps() -> None:
 
 def test_a_million_utterances_follow_from_a_tenth_and_say_so() -> None:
     times = {name: steps([1.0] * 6) for name in ("sgd", "edp", "groups", "example", "loop")}
-    found = figures({"many": piece(times, 1563, MANY, corpus="generated 10^5")}, {})
+    found = figures({"many": piece(times, 1563, MANY, corpus="generated 10^5")})
     small, large = found["rows"]
     assert (large["corpus"], large["utterances"]) == ("generated 10^6", 1_000_000)
     assert (small["contenders"]["sgd"]["seconds"], large["contenders"]["sgd"]["seconds"]) == (1563, 15_625)
     assert all(one["is_extrapolated"] for row in (small, large) for one in row["contenders"].values())
-    assert readme_table(found).splitlines()[2] == "| CLC, generated 10^5 | ~1.00 | ~1.00 | ~1.00 | ~1.00 | – |"
-    assert "~1563.0 s" in page({**found, "command": "c", "minutes": 1.0, "machine": {"processor": "p", "cores": 2}})
+    assert readme_table(found).splitlines()[2] == "| CLC, generated 10^5 | ≈1.00 | ≈1.00 | ≈1.00 | ≈1.00 | – |"
+    assert "≈1563.0 s" in page({**found, "command": "c", "minutes": 1.0, "machine": {"processor": "p", "cores": 2}})
 
 
 def test_rows_of_another_processor_are_marked() -> None:
     times = {name: steps([1.0] * 3) for name in ("sgd", "edp", "groups", "example", "loop")}
     pieces = {corpus: piece(times, 3, corpus=corpus) for corpus in ("ATIS", "SNIPS", "NLU-EVAL")}
-    assert "*" not in readme_table(figures(pieces, {}))
+    assert "*" not in readme_table(figures(pieces))
     pieces["SNIPS"]["machine"] = {"processor": "q"}
-    *table, _, note = readme_table(figures(pieces, {})).splitlines()
+    *table, _, note = readme_table(figures(pieces)).splitlines()
     assert [line.split(" |")[0] for line in table if "*" in line] == ["| CLC, SNIPS *"]
     assert note == r"\* on another processor: q; the others on p, with instructions that were not recorded"
 
@@ -83,14 +90,55 @@ def test_parts_make_a_whole_epoch() -> None:
         )
         for seconds, double in ((1.0, 1), (3.0, 2))
     }
-    [row] = figures(parts, {})["rows"]
+    [row] = figures(parts)["rows"]
     sgd, example = row["contenders"]["sgd"], row["contenders"]["example"]
     assert (sgd["seconds"], sgd["spread"], sgd["is_extrapolated"]) == (8.0, [4.0, 12.0], False)
     assert (example["ratio"], example["ratio_spread"], example["measured_steps"]) == (7 / 4, [1.0, 2.0], 2)
-    sample = piece({"sgd": steps([9.0] * 3), "example": steps([9.0])}, 4, corpus="many")
-    assert figures({"many": sample, **parts}, {})["rows"] == [row]
-    [row] = figures({"first": parts["many, part 1.0"]}, {})["rows"]  # the rest is not there yet
+    wanted = {name: {"batch": 32} for name in parts}
+    assert figures_of({**parts, "many": next(iter(parts.values()))}, wanted)["rows"] == [row]  # of an earlier version
+    [row] = figures({"first": parts["many, part 1.0"]})["rows"]  # the rest is not there yet
     assert (row["contenders"]["sgd"]["seconds"], row["contenders"]["sgd"]["is_extrapolated"]) == (4.0, True)
+
+
+class Machine:
+    """Measures by a formula, and is switched off at some moment."""
+
+    def __init__(self, breaks: int | None) -> None:
+        self.breaks, self.measured = breaks, 0
+
+    def __call__(self, job: dict, workers: int, about: dict) -> dict:
+        if self.measured == self.breaks:
+            raise KeyboardInterrupt
+        self.measured += 1
+        found = {
+            "times": {"parameters": 9, "utterances": job["examples"], "steps": 4, "times": self.times()},
+            "memory": {"peak_mib": 100.0 + len(about.get("contender", ""))},
+            "parts": {"parameters": 9, **in_a_world_like_the_model(workers, workers - 1, 2)},
+        }[job["what"]]
+        return {**{name: value for name, value in found.items() if name != "machine"}, "about": about}
+
+    def times(self) -> dict:
+        sgd = steps([1.0, 2.0, 3.0, 4.0])
+        own = {name: {key: n * value for key, value in sgd.items()} for n, name in enumerate(epoch_time.OURS, 1)}
+        return {name: in_portions(one, sgd) for name, one in own.items()}
+
+
+@pytest.mark.parametrize("breaks", [0, 1, 4, 6])
+def test_interrupting_and_going_on_gives_the_same_tables(tmp_path, monkeypatch, breaks) -> None:
+    found = {}
+    for folder, moment in (("whole", None), ("parts", breaks)):
+        monkeypatch.setattr(epoch_time, "measured", first := Machine(moment))
+        command = ["--reduced", "--out", str(tmp_path / folder)]
+        if moment is not None:
+            with pytest.raises(KeyboardInterrupt):
+                epoch_time.main(command)
+            monkeypatch.setattr(epoch_time, "measured", second := Machine(None))
+        epoch_time.main(command)
+        found[folder] = results.load("epoch_time", tmp_path / folder)
+    assert first.measured + second.measured == len(found["whole"]["pieces"]) == 7
+    for name in ("rows", "memory", "cost_model", "is_complete"):
+        assert found["parts"][name] == found["whole"][name]
+    assert found["whole"]["is_complete"]
 
 
 @pytest.mark.parametrize(("number", "most"), [(1, 5), (7, 3), (100, 6), (5, 5)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import os
 
 import pytest
+import torch
 
 import edpsgd
 from tests.common import FRESH, Bag, Spy, assert_uncorrelated, private, set_gradients
@@ -164,3 +166,90 @@ def test_a_clip_norm_that_could_not_be_noted_is_not_set(tmp_path, monkeypatch) -
     assert optimizer.clip_norm == 1.0
     optimizer.clip_norm = 0.1
     assert edpsgd.Ledger.read(tmp_path / "ledger.jsonl").runs[-1]["clip_norm"] == 0.1
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    """Moments of another run would be releases that are not in this ledger."""
+
+    def trained(value: float) -> edpsgd.PrivateOptimizer:
+        model = Bag((5,))
+        batches = edpsgd.ShuffledBatches(4, batch_size=2, collective="local")
+        optimizer = private(model, torch.optim.Adam(model.parameters()), batches=batches)
+        optimizer.set_epoch(0)
+        next(iter(batches))
+        set_gradients(model, value)
+        optimizer.step()
+        return optimizer
+
+    one, two = trained(1.0), trained(-1.0)
+    before = copy.deepcopy(two.state_dict())
+    with pytest.raises(edpsgd.LedgerError, match="different runs"):
+        two.load_state_dict(one.state_dict())
+    other = two.state_dict()
+    other["edpsgd"]["batches"]["layout"]["batch_size"] = 1
+    with pytest.raises(ValueError, match="other examples, workers or batch sizes"):
+        two.load_state_dict(other)
+    after = two.state_dict()
+    other = two.state_dict()
+    other["param_groups"] = other["param_groups"] * 2
+    with pytest.raises(ValueError, match="other parameter groups"):
+        two.load_state_dict(other)
+    assert torch.equal(after["state"][0]["exp_avg"], before["state"][0]["exp_avg"])
+    assert after["edpsgd"] == before["edpsgd"]
+    next(iter(two.batches))
+    two.step()
+    assert [event.steps for event in two.ledger.events] == [2]  # of the same pass
+
+
+def test_a_step_that_failed_leaves_no_loss_scale() -> None:
+    """A GradScaler would multiply the next one by it."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = private(model, clip_norm=1e3, noise_multiplier=0.0, collective=Breaks())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(2):
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        with contextlib.suppress(RuntimeError):
+            scaler.step(optimizer)
+        scaler.update()
+    torch.testing.assert_close(model.weight.detach(), torch.full((1, 4), -2.0))
+    optimizer.accumulate()
+    optimizer.step()  # without a scaler
+
+
+class WithAnother(Spy):
+    """Worker 0 of two; the other one has clipped in one pass."""
+
+    size = 2
+
+    def sum_(self, tensors) -> None:
+        super().sum_(tensors)
+        own, other = tensors[0][-14:-7], tensors[0][-7:]
+        other.copy_(own)
+        other[4] = 1.0
+
+    def gather(self, value) -> list:
+        return [value, value]
+
+
+def test_what_another_worker_does_is_on_disk_before_the_model_moves(tmp_path, monkeypatch) -> None:
+    """It is a condition of ε, and worker 0, who has had no data yet, learns of it with the sum."""
+    path, model, write = tmp_path / "ledger.jsonl", Bag((5,)), os.write
+    optimizer = private(model, collective=WithAnother(), ledger=path)
+    optimizer.set_epoch(0)
+
+    def full(descriptor: int, line: bytes) -> int:
+        if b"one_pass" in line:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="cannot be written"):
+            optimizer.step()
+    assert not model.p0.any()
+    assert not any(run.get("one_pass") for run in edpsgd.Ledger.read(path).runs)
+    optimizer.step()
+    assert model.p0.any()
+    assert edpsgd.Ledger.read(path).runs[-1]["one_pass"]
+    assert sum(event.steps for event in optimizer.ledger.events) == 2

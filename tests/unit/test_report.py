@@ -120,6 +120,7 @@ def tradeoff() -> dict[str, Any]:
                 auc = 0.58 + 0.03 * len(task) / 5 - (0 if decay == "plain" else 0.04)
                 paper = {"ser": 6.3, "auc": 0.675, "log10_epsilon": None if decay == "plain" else 24.4}
                 row = {"model": model, "task": task, "decay": decay, "settings": settings, "tried": 9, "paper": paper}
+                row |= {"processor": MACHINE["processor"], "precisions_tried": ["bf16"]}
                 rows.append({**row, "runs": [_run(seed, decay, auc) for seed in (0, 1, 2)]})
     points = [
         {"unit": unit, "epsilon": 10.0**k, "test_ser": worst / (k + 1) + 5.8, "test_intent_accuracy": 91.25}
@@ -128,6 +129,7 @@ def tradeoff() -> dict[str, Any]:
     ]
     frontier = {"model": "bert", "task": "atis", "epochs": 20, "delta": 1e-4, "batch": 512, "points": points}
     frontier |= {"command": "python -m benchmarks.tradeoff frontier", "plain": {"test_ser": 4.75}}
+    frontier |= {"layers": 1, "hidden": 128}
     about = {"command": "python -m benchmarks.tradeoff", "delta": 5e-4, "micro_batches": 8}
     return {**about, **ABOUT, "table": rows, "frontier": frontier}
 

@@ -117,6 +117,25 @@ def test_two_processes_keep_each_others_pieces(tmp_path) -> None:
     assert results.load("sums", tmp_path)["sum"] == 6
 
 
+def test_rows_that_were_not_made_again_are_kept(tmp_path) -> None:
+    """Run folders may be on another machine."""
+
+    def write(processor: str, **rows: int) -> dict:
+        new = {"machine": {"processor": processor}, "rows": [{"name": name, "n": n} for name, n in rows.items()]}
+        found = results.merged(tmp_path, "some", new, "rows", lambda row: row["name"])
+        results.save(tmp_path, "some", found, "")
+        return found
+
+    assert write("p", b=1, a=2)["rows"] == [{"name": "a", "n": 2}, {"name": "b", "n": 1}]
+    assert write("q", b=3, c=4) == {
+        "machine": {"processor": "p, q"},
+        "rows": [{"name": "a", "n": 2}, {"name": "b", "n": 3}, {"name": "c", "n": 4}],
+    }
+    assert write("q", b=3)["machine"] == {"processor": "p, q"}
+    assert write("r")["machine"] == {"processor": "p, q"}  # which has made nothing
+    assert write("r", a=0, b=0, c=0)["machine"] == {"processor": "r"}
+
+
 def test_reduced_figures_stay_away_from_real_ones() -> None:
     parser = results.reducible("x", None)
     parser.add_argument("--runs", type=Path, default=Path("runs/x"))

@@ -131,7 +131,10 @@ def test_a_subset_as_data_set() -> None:
         (lambda: edpsgd.PoissonBatches(10, float("nan")), "sampling_rate must be > 0 and <= 1, got nan"),
         (lambda: edpsgd.PoissonBatches(10, -0.1), "sampling_rate must be > 0"),
         (lambda: edpsgd.PoissonBatches(10, 0.1, steps_per_epoch=0), "steps_per_epoch must be an int >= 1, got 0"),
-        (lambda: edpsgd.PoissonBatches(10, 0.1, unit="user"), "unit must be 'micro_batch' or 'example', got 'user'"),
+        (
+            lambda: edpsgd.PoissonBatches(10, 0.1, unit="user"),
+            "one of 'micro_batch', 'example', got 'user'",
+        ),
         (lambda: edpsgd.PoissonBatches(10, 0.1, unit="example", micro_batches=2), "it follows the draw"),
         (lambda: edpsgd.ShuffledBatches(10, 2).set_epoch(-1), "epoch must be an int >= 0, got -1"),
         (lambda: edpsgd.Budget(0.0, 1e-5), "epsilon of a Budget must be a finite number > 0"),

@@ -408,3 +408,32 @@ def test_other_default_dtypes() -> None:
         assert optimizer._layers.scale_tensor.tolist() == pytest.approx(optimizer._layers.scales, rel=1e-6)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+class Keeps(torch.optim.SGD):
+    """Remembers the last gradient: the tensor, or a copy."""
+
+    def __init__(self, parameters, copies: bool) -> None:
+        super().__init__(parameters, lr=1.0)
+        self.copies = copies
+
+    def step(self, closure=None) -> None:
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["last"] = p.grad.clone() if self.copies else p.grad
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_what_an_optimizer_keeps_of_a_gradient_stays_noised(copies) -> None:
+    """The tensor itself would hold the next step's gradient before its noise, in a checkpoint too."""
+    model = Bag()
+    optimizer = private(model, Keeps(model.parameters(), copies))
+    if not copies:
+        with pytest.raises(ValueError, match="Keeps keeps .grad itself as 'last'"):
+            optimizer.step()
+        return
+    optimizer.step()
+    released = optimizer.state[model.p0]["last"].clone()
+    set_gradients(model, 1e-3)
+    optimizer.accumulate()
+    assert torch.equal(optimizer.state_dict()["state"][0]["last"], released)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from benchmarks import recipes, results, trainings
+from benchmarks import recipes, results, tradeoff, trainings
 from benchmarks.tradeoff import (
     DECAYS,
     GRID,
@@ -33,6 +35,7 @@ from benchmarks.tradeoff import (
 from benchmarks.tradeoff import figures as figures_of
 from benchmarks.tradeoff_page import page
 from edpsgd.noise import parse_decay
+from mia.metrics import Estimate
 from tasks.config import Config, parse
 
 figures = partial(figures_of, extent=Extent(), seeds=1)
@@ -135,7 +138,8 @@ def test_the_published_algorithm_is_trained() -> None:
 def piece(setting: Setting, validation: float, test: float) -> dict:
     cost = epsilons(setting, 0.1) if setting.noise_multiplier else None
     scores = {"validation_ser": validation, "test_ser": test, "epochs": 8, "utterances": 2642, "clip_fraction": 0.5}
-    return {"table": vars(setting), **scores, "epsilon": cost, "real_share": 0.1 if cost else None}
+    about = {"machine": {"processor": "p"}, "epsilon": cost, "real_share": 0.1 if cost else None}
+    return {"table": vars(setting), **scores, **about}
 
 
 def test_the_rows_are_the_most_noise_that_is_allowed() -> None:
@@ -245,6 +249,67 @@ def whole(extent: Extent, seeds: int) -> dict[str, dict]:
     for work in works(Trainer(get, None, Path()), extent, seeds).values():
         work()
     return pieces
+
+
+class Machine:
+    """Trains and attacks by a formula, and is switched off before the training or attack of some number."""
+
+    def __init__(self, breaks: int | None) -> None:
+        self.breaks, self.done, self.trained = breaks, 0, dict[str, dict]()
+
+    def work(self) -> None:
+        if self.done == self.breaks:
+            raise KeyboardInterrupt
+        self.done += 1
+
+    def train(self, settings: dict, folder: Path) -> None:
+        if folder.name not in self.trained:
+            self.work()
+            self.trained[folder.name] = settings
+
+    def scores(self, folder: Path) -> dict:
+        settings = self.trained[folder.name]
+        named = {name: settings[name] for name in ("decay", "noise_multiplier", "clip_norm") if name in settings}
+        setting = Setting(settings["model"], settings["task"], settings["seed"], **named)
+        is_point = folder.name.startswith("frontier")
+        validation = 9.0 if is_point else Trainings(1e-3)(setting)["validation_ser"]
+        ser = {"validation_ser": validation, "test_ser": 40.0 + len(folder.name), "clip_fraction": 0.5}
+        sizes = {"epochs": 8, "utterances": 99, "test_intent_accuracy": 9.0, "test_slot_f1": 9.0}
+        return {**ser, **sizes, **({"epsilon": settings.get("epsilon")} if is_point else {})}
+
+    def attack(self, run: SimpleNamespace, shadow: Path) -> tuple[SimpleNamespace, int]:
+        self.work()
+        value = 0.5 + len(run.folder.name) / 1000
+        return SimpleNamespace(auc=Estimate(value, value - 0.1, value + 0.1), fpr=[0, 1], tpr=[0, 1]), 0
+
+
+@pytest.mark.parametrize("breaks", range(0, 22, 3))
+def test_interrupting_and_going_on_gives_the_same_tables(tmp_path, monkeypatch, breaks) -> None:
+    """In the search, in attacks or in the frontier; run folders survive, and are of use."""
+    extent = Extent([("clc", "atis")], epsilons=(1.0, 10.0))
+    found, numbers = {}, []
+    for folder, moments in (("whole", [None]), ("parts", [breaks, None])):
+        trained: dict[str, dict] = {}
+        for moment in moments:
+            machine = Machine(moment)
+            machine.trained = trained
+            monkeypatch.setattr(trainings, "train", machine.train)
+            monkeypatch.setattr(trainings, "scores", machine.scores)
+            monkeypatch.setattr(tradeoff, "shadow_attack", machine.attack)
+            monkeypatch.setattr(tradeoff, "open_run", lambda folder, data: SimpleNamespace(folder=folder))
+            monkeypatch.setattr(tradeoff, "_real_share", lambda setting, folder: 0.1)
+            every = partial(figures_of, extent=extent, seeds=1)
+            kept = results.Pieces(tmp_path / folder, "tradeoff", every, page, "tradeoff")
+            with pytest.raises(KeyboardInterrupt) if moment is not None else nullcontext():
+                for work in works(Trainer(kept.get, None, tmp_path / folder / "runs"), extent, 1).values():
+                    work()
+            numbers.append(machine.done)
+        found[folder] = results.load("tradeoff", tmp_path / folder)
+    whole, *parts = numbers
+    assert sum(parts) == whole == 22
+    for name in ("table", "frontier", "is_complete"):
+        assert found["parts"][name] == found["whole"][name]
+    assert found["whole"]["is_complete"]
 
 
 @pytest.mark.parametrize(("extent", "seeds"), [(Extent(), 1), (Extent([("clc", "atis")]), 2), (REDUCED, 1)])
