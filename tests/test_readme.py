@@ -224,6 +224,8 @@ def test_the_cost_of_a_rank() -> None:
     assert (results["suffixes"], results["machine"]["cores"]) == (2_000_000, 2)
     assert 1_340_000 < results["parameters"] < 1_360_000
     assert all(row["seconds"] <= 600 for row in (results["unseen"], results["learned"]))
+    assert results["unseen"]["seconds"] < 60
+    assert "two million random suffixes takes less than a minute" in OF_ATTACKS
 
 
 def test_where_noise_ends() -> None:
