@@ -95,7 +95,6 @@ def readme_table(found: dict[str, Any]) -> str:
     names = [name for name in NAMES if name != "sgd" and name in OURS]
     rows = [row for row in found["rows"] if not row["is_peer"] and row["utterances"] <= MANY]
     usual = Counter(row["processor"] for row in rows).most_common(1)[0][0]
-    known = "" if "(" in usual else ", with instructions that were not recorded"
     others = ", ".join(dict.fromkeys(row["processor"] for row in rows if row["processor"] != usual))
     head = ("an epoch over SGD's", *(NAMES[name] for name in names), "the paper's eDP-SGD")
     body = [
@@ -106,5 +105,5 @@ def readme_table(found: dict[str, Any]) -> str:
         )
         for row in rows
     ]
-    note = ["", f"\\* on another processor: {others}; the others on {usual}{known}"] if others else []
+    note = ["", f"\\* on another processor: {others}; the others on {usual}"] if others else []
     return "\n".join([*results.table(head, body), *note])

@@ -79,7 +79,7 @@ def test_rows_of_another_processor_are_marked() -> None:
     pieces["SNIPS"]["machine"] = {"processor": "q"}
     *table, _, note = readme_table(figures(pieces)).splitlines()
     assert [line.split(" |")[0] for line in table if "*" in line] == ["| CLC, SNIPS *"]
-    assert note == r"\* on another processor: q; the others on p, with instructions that were not recorded"
+    assert note == r"\* on another processor: q; the others on p"
 
 
 def test_parts_make_a_whole_epoch() -> None:
