@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from edpsgd.units import owners as own
 from edpsgd.units import recurrent
-from edpsgd.units.attribution import Attribution, Gradients, Knowledge
 from edpsgd.units.cuts import Cut, find_cut
-from edpsgd.units.graph import Graph, shapes
-from edpsgd.units.rows import Layout, Packing, Units
+from edpsgd.units.graph import Gradients, Graph, shapes
+from edpsgd.units.meanings import lstm_sequences
+from edpsgd.units.rows import Layout, Units
 from edpsgd.units.rules import Received, Use, allows, uses
 from edpsgd.units.sums import LayerGradients, Products, exact
+from edpsgd.units.tracing import Trace
 
 
 class Batch:
@@ -25,17 +27,16 @@ class Batch:
         losses: one for each example.
         weights: of the losses.
         units: of the examples.
-        knowledge: of earlier batches; it grows.
         distrusted: names of parameters to leave to autograd.
-        is_due: whether to look again at what is known.
+        compared: operations that agreed with autograd in earlier batches.
+        is_due: whether this batch shall be compared too.
 
     Attributes:
-        is_doubtful: whether something must be looked at, for its gradient was zero until now.
-        is_checked: whether something was looked at, so that autograd must be asked too; the graph is then kept.
-        pattern: which operations follow which in this batch.
-        is_new: whether that has not been seen in a batch that agreed with autograd, or cannot be seen.
-        is_changed: whether the examples lie otherwise somewhere than in earlier batches.
-        slow: names of parameters that no rule serves in this batch.
+        kinds: the operations of this batch.
+        is_new: whether one of them was never compared.
+        is_checked: whether autograd must be asked too; the graph is then kept.
+        without_rule: names of parameters that are left to autograd, for an operation that has no rule.
+        shared: names of those with rows that belong to several examples.
         tolerance: relative, of the precision in which the gradients came.
     """
 
@@ -45,26 +46,27 @@ class Batch:
         losses: torch.Tensor,
         weights: torch.Tensor,
         units: Units,
-        knowledge: Knowledge,
-        distrusted: Set[str] = frozenset(),
-        is_due: bool = False,
+        distrusted: Set[str],
+        compared: Set[str],
+        is_due: bool,
     ) -> None:
         self._parameters, self._losses, self._weights, self._units = parameters, losses, weights, units
         self._numbers = {name: number for number, name in enumerate(parameters)}
         self._graph = Graph(losses)
-        self._uses = self._find_uses()
+        self.kinds = {node.name() for node in self._graph.nodes}
+        self.is_new = not self.kinds <= compared
+        self.is_checked = is_due or self.is_new
+        self._trace = Trace(self._graph)
+        self._layouts: dict[tuple[object, ...], Layout] = {}
         self._served: dict[str, list[tuple[Use, Layout]]] = {}
-        self._cut_at: dict[frozenset[tuple[Node, Layout]], list[str]] = {}
-        steps = _starts([_packing(found) for found in self._uses.values()])
-        self.pattern = self._graph.pattern(steps)
-        self.is_new = self._graph.hides_places(steps) or not self.pattern <= knowledge.patterns
-        is_due = is_due or self.is_new
-        self.is_checked = self._plan(knowledge, distrusted, is_due) or is_due
-        self.slow = [name for names in self._cut_at.values() for name in names]
+        self._cut_at: dict[frozenset[Node], list[str]] = {}
+        self.without_rule: list[str] = []
+        self.shared: list[str] = []
+        self._plan(distrusted)
         self._layers: dict[int, LayerGradients] = {}
         self._cuts: list[Cut] = []
         self._gates: dict[Node, torch.Tensor] = {}
-        self._go_back()
+        self._go_back(is_last=not (self._cut_at or self.is_checked))
 
     # ---------------------------------------------------------------- what to look at
 
@@ -73,34 +75,52 @@ class Batch:
         trained = {name: p for name, p in self._parameters.items() if id(p) in leaves}
         return {name: uses(self._graph, leaves[id(p)], p.shape) for name, p in trained.items()}
 
-    def _plan(self, knowledge: Knowledge, distrusted: Set[str], is_due: bool) -> bool:
-        """Rules where they can be used for all that a parameter does; else a cut. Whether something was looked at."""
-        packings = [_packing(found) for found in self._uses.values()]
-        nodes = [use.receiver for found in self._uses.values() for use in found]
-        attribution = Attribution(self._graph, self._gradients, knowledge, packings, nodes, is_due)
-        root = (self._graph.root[0], Layout(0, torch.arange(self._graph.examples), True))
-        for name, found in self._uses.items():
+    def _plan(self, distrusted: Set[str]) -> None:
+        """Rules where they can be used for all that a parameter does; else a cut."""
+        for name, found in self._find_uses().items():
             if name in distrusted:
-                self._cut_at.setdefault(frozenset([root]), []).append(name)
+                self._cut_at.setdefault(frozenset([self._graph.root[0]]), []).append(name)
                 continue
-            served = [(use, _layout_for_rule(attribution, name, use)) for use in found]
+            found = [use for use in found if 0 not in shapes(use.receiver)[0]]  # a part of the batch may be empty
+            served = [(use, self._layout(use)) for use in found]
             if all(layout is not None for _, layout in served):
                 self._served[name] = [(use, layout) for use, layout in served if layout is not None]
-            else:
-                cut = self._cut_above(attribution, name, found)
-                at = {node: attribution.layout(node, _key(name, node, "above")) for node in cut}
-                pairs = frozenset(root if layout is None else (node, layout) for node, layout in at.items())
-                self._cut_at.setdefault(pairs, []).append(name)
-        self._doubtful = attribution.doubtful
-        self.is_changed = attribution.is_changed
-        return attribution.has_probed
+                continue
+            is_shared = any(not self._tells_apart(use.receiver) for use in found)
+            (self.shared if is_shared else self.without_rule).append(name)
+            cut = find_cut(self._graph, [use.node for use in found], self._is_cut)
+            self._cut_at.setdefault(cut, []).append(name)
 
-    def _cut_above(self, attribution: Attribution, name: str, found: Sequence[Use]) -> frozenset[Node]:
-        def tells_apart(node: Node) -> bool:
-            is_single = len(self._graph.used[node]) == 1
-            return is_single and attribution.layout(node, _key(name, node, "above")) is not None
+    def _tells_apart(self, node: Node) -> bool:
+        """Whether each element of its results belongs to one example."""
+        return not any(own.is_shared(self._trace.owners(node, output)) for output in self._graph.used[node])
 
-        return find_cut(self._graph, [use.node for use in found], tells_apart)
+    def _is_cut(self, node: Node) -> bool:
+        return self._graph.used[node] == {0} and self._tells_apart(node)
+
+    def _layout(self, use: Use) -> Layout | None:
+        """How the examples lie in what the rule looks at; None if there is no rule, or not for that."""
+        if use.rule is None or not self._tells_apart(use.receiver):
+            return None
+        if use.node.name() == recurrent.NAME:
+            sequences = lstm_sequences(use.node, self._trace.results(use.node))
+            return None if sequences is None else self._made(1, sequences, shapes(use.node)[0][1])
+        if self._graph.used[use.receiver] != {0}:
+            return None
+        owners, shape = self._trace.owners(use.receiver), shapes(use.receiver)[0]
+        changing = [dim for dim, size in enumerate(owners.shape) if size > 1]
+        for dim in changing or range(len(shape)):
+            if len(changing) <= 1 and allows(use, dim):
+                return self._made(dim, owners.flatten(), shape[dim])
+        return None
+
+    def _made(self, dim: int, labels: torch.Tensor, size: int) -> Layout:
+        """The same object for the same labels, so that what follows from them is computed once."""
+        key = (dim, size, labels.numpy().tobytes())
+        if key not in self._layouts:
+            # Places that nobody owns have gradients of zero, and may count as anyone's.
+            self._layouts[key] = Layout(dim, labels.clamp(min=0).expand(size).contiguous())
+        return self._layouts[key]
 
     # ---------------------------------------------------------------- the backward pass
 
@@ -136,16 +156,15 @@ class Batch:
                 received |= self._graph.gradients(GradientEdge(begin, output), gradient, below, is_last)
         return received
 
-    def _go_back(self) -> None:
+    def _go_back(self, is_last: bool) -> None:
         receivers = [use.receiver for served in self._served.values() for use, _ in served]
         for served in self._served.values():
             for use, _ in served:
                 use.hold()
-        nodes = [*receivers, *(node for cut in self._cut_at for node, _ in cut), *self._doubtful]
-        is_last = not (self._cut_at or self._doubtful or self.is_checked)
+        cut = {node for nodes in self._cut_at for node in nodes}
+        nodes = [*receivers, *(node for node in self._graph.nodes if node in cut)]
         received = self._around_layers(nodes, is_last)
         kinds = {one.dtype for results in received.values() for one in results if one is not None}
-        self.is_doubtful = any(bool(one.any()) for node in self._doubtful for one in received[node] if one is not None)
         self.tolerance = 0.03 if kinds & {torch.bfloat16, torch.float16} else 1e-3
         products = Products()
         at: dict[Node, Received] = {}
@@ -160,18 +179,16 @@ class Batch:
             self._layers[self._numbers[name]] = layer
         self._cuts = [self._make_cut(cut, names, received) for cut, names in self._cut_at.items()]
 
-    def _make_cut(
-        self, cut: Iterable[tuple[Node, Layout]], names: Sequence[str], received: dict[Node, Gradients]
-    ) -> Cut:
+    def _make_cut(self, cut: Set[Node], names: Sequence[str], received: dict[Node, Gradients]) -> Cut:
         edges, gradients = [], []
-        below = {node for top, _ in cut for node in (top, *self._graph.below(top))}
+        below = {node for top in cut for node in (top, *self._graph.below(top))}
         is_rounded = any(node.name() == "ToCopyBackward0" for node in below)
-        for node, layout in cut:
+        for node in (one for one in self._graph.nodes if one in cut):  # in the same order every time
             for edge in self._graph.edges(node):
                 gradient = received[node][edge.output_nr]
                 if gradient is not None:
                     edges.append(edge)
-                    gradients.append((gradient, layout))
+                    gradients.append((gradient, self._trace.owners(node, edge.output_nr)))
         parameters = {self._numbers[name]: self._parameters[name] for name in names}
         return Cut(edges, gradients, parameters, self._units, is_rounded)
 
@@ -222,6 +239,16 @@ class Batch:
                 self._add_layer_(number, total, factors)
             yield number, total
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of the layers that have gradients."""
+        return [*self._layers, *(number for cut in self._cuts for number in cut.parameters)]
+
+    @property
+    def slow(self) -> list[str]:
+        """Names of parameters that no rule serves in this batch."""
+        return [name for names in self._cut_at.values() for name in names]
+
     def norms_of(self, unit: int) -> Iterator[tuple[int, float]]:
         """The number of each layer that a rule serves, and the norm of the gradient that one unit has there."""
         for number, layer in self._layers.items():
@@ -235,33 +262,3 @@ class Batch:
             [self._losses], list(trained.values()), [weights], retain_graph=True, allow_unused=True
         )
         return {number: one for number, one in zip(trained, found, strict=True) if one is not None}
-
-
-def _key(name: str, node: Node, how: object) -> tuple[object, ...]:
-    return name, node.name(), how, len(shapes(node)[0])
-
-
-def _layout_for_rule(attribution: Attribution, name: str, use: Use) -> Layout | None:
-    """None if the rule is missing, or the layout."""
-    if use.rule is None:
-        return None
-    layout = attribution.layout(use.receiver, _key(name, use.receiver, use.slot))
-    return layout if layout is not None and allows(use, layout) else None
-
-
-def _starts(packings: Iterable[Packing]) -> set[int]:
-    """Where steps begin in packed rows, and where sequences end in a state."""
-    several = [packing for packing in packings if len(packing) > 1]
-    return {start for packing in several for start in (*packing, *itertools.accumulate(packing))}
-
-
-def _packing(found: Sequence[Use]) -> Packing:
-    """How many sequences have each step, if these are the steps of a recurrent layer."""
-    sizes: list[int] = []
-    for use in found:
-        shape = shapes(use.node)[0]
-        if use.node.name() == recurrent.NAME:
-            sizes.extend([shape[1]] * shape[0])
-        elif use.node.name() == "AddmmBackward0":
-            sizes.append(shape[0])
-    return tuple(sorted(sizes, reverse=True))

@@ -9,7 +9,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from edpsgd import clipping
 from edpsgd.units.graph import Graph
-from edpsgd.units.rows import Layout, Units
+from edpsgd.units.owners import Owners
+from edpsgd.units.rows import Units
 
 Sums = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
 _FAR = 40  # nodes to look at before the losses themselves are taken
@@ -42,8 +43,8 @@ def _climb(graph: Graph, begin: Sequence[Node], tells_apart: Callable[[Node], bo
         if node is root or tells_apart(node):
             cut.add(node)
             continue
-        above = {consumer for consumer, _ in graph.consumers[node]} - seen
-        seen |= above
+        above = [one for one in dict.fromkeys(consumer for consumer, _ in graph.consumers[node]) if one not in seen]
+        seen.update(above)
         stack.extend(above)
         if len(seen) > _FAR:
             return {root}
@@ -55,7 +56,7 @@ class Cut:
 
     Args:
         edges: of the nodes of the cut.
-        gradients: what they receive, and how the examples lie in it.
+        gradients: what they receive, and the owners of its elements.
         parameters: the layers, by number.
         units: of the batch.
         is_rounded: whether something is cast on the way. Autograd would then round sums over units to half precision,
@@ -65,7 +66,7 @@ class Cut:
     def __init__(
         self,
         edges: Sequence[GradientEdge],
-        gradients: Sequence[tuple[torch.Tensor, Layout]],
+        gradients: Sequence[tuple[torch.Tensor, Owners]],
         parameters: dict[int, torch.Tensor],
         units: Units,
         is_rounded: bool,
@@ -81,9 +82,9 @@ class Cut:
         if self._dropped is not None:
             factors = factors.masked_fill(self._dropped.to(factors.device), 0.0)
         scaled = []
-        for gradient, layout in self._gradients:
-            of_examples = factors.to(gradient)[self._units.of_examples.to(gradient.device)]
-            weights = layout.along(of_examples, gradient)
+        for gradient, owners in self._gradients:
+            units = self._units.of_examples[owners.clamp(min=0)]  # elements that nobody owns are zero
+            weights = factors.to(gradient)[units.to(gradient.device)]
             scaled.append(torch.where(weights == 0, 0.0, gradient * weights))  # also if the gradient is NaN
         wanted = [self.parameters[number] for number in numbers]
         return list(torch.autograd.grad(self._edges, wanted, scaled, retain_graph=True, allow_unused=True))

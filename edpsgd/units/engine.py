@@ -11,44 +11,49 @@ from __future__ import annotations
 import math
 import secrets
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from edpsgd.units.attribution import Knowledge
 from edpsgd.units.batch import Batch
 from edpsgd.units.rows import Units
 from edpsgd.units.sums import exact
 
 SELDOM = 64  # one step of so many is checked by some worker, beside the first ones: the others wait for it
-_NO_RULE = (
-    "their operations have no rule, or rows that belong to several examples. If a loss depends on other examples, as "
-    "with batch statistics or in-batch negatives, no clipping of units bounds their influence"
+_NO_RULE = "there is no rule for an operation that they go into. That costs time and nothing else"
+_SHARED = (
+    "gradients of several examples reach the same rows of these layers. That is right where rows do not depend on the "
+    "data, as with relative positions; but if a loss depends on other examples, no clipping bounds their influence. "
+    "edpsgd.check_losses finds out"
 )
 _TOO_LATE = (
-    "the gradients of single examples do not agree with autograd, though they did in batches that looked the same: the "
-    "model moves examples within a batch in a way that cannot be followed. Steps before this one may have been clipped "
-    "wrongly, and ε does not hold for them. Use one backward and accumulate() for each example"
+    "the gradients of single examples do not agree with autograd, though all operations of this batch did so before. "
+    "Steps before this one may have been clipped wrongly, and ε does not hold for them. Use verify='always', or one "
+    "backward and accumulate() for each example"
 )
 _FAR_OFF = 10  # times the tolerance: no rounding error
 _FINE = 1e-2  # a tolerance below this is one of single precision
 
 
+class WrongGradients(RuntimeError):
+    """Gradients that were relied upon do not agree with autograd."""
+
+
 class UnitGradients:
     """Norms and weighted sums of the gradients of single examples, or of groups, for any model.
 
-    An example's loss must not depend on other examples. Where the rows of an operation belong to is found out on the
-    first batch, and looked at again on batches 2, 4, 8 and so on, on some at random, and whenever an operation follows
-    another one that it never followed before. Then a random mixture of all units, or of some in half precision, is
-    also compared with plain autograd, and the norms of some with gradients made of their own rows. What does not
-    agree, or has rows of several examples, is left to autograd, one unit at a time, with a warning. If a batch does not
-    agree that looks like earlier ones, that is an error, since those may have been wrong too.
+    An example's loss must not depend on other examples. Which rows of an operation belong to which example is found
+    out for each batch from its own graph. What has no rule, or rows of several examples, is left to autograd, one unit
+    at a time, with a warning. On batches 1, 2, 4, 8 and so on, on some at random, and whenever an operation is new, a
+    random mixture of all units, or of some in half precision, is also compared with plain autograd, and the norms of
+    some with gradients made of their own rows. A layer that does not agree at first is left to autograd. One that
+    agreed before is an error, since batches that were not compared may have been wrong.
 
     Args:
         parameters: the trained ones, by name.
         workers: how many train together, and share the checks at random.
+        verifies_all: whether to compare all batches, and all norms.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -63,16 +68,16 @@ class UnitGradients:
         tensor([[1.2000, 1.6000]])
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], workers: int = 1) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], workers: int = 1, verifies_all: bool = False) -> None:
         if not parameters:
             raise ValueError("parameters must have at least one entry, got none")
         if len({id(parameter) for parameter in parameters.values()}) < len(parameters):
             raise ValueError("parameters must have one name each, got a tensor under two names")
         self._parameters, self._seldom = dict(parameters), SELDOM * workers
-        self._knowledge = Knowledge()
+        self._compared: set[str] = set()  # operations of batches that agreed with autograd
         self._distrusted: set[str] = set()
         self._warned: set[str] = set()
-        self._batches, self._is_unproven = 0, False
+        self._batches, self._verifies_all = 0, verifies_all
         self._batch: Batch | None = None
         self._has_batch = False
 
@@ -131,6 +136,8 @@ class UnitGradients:
             raise RuntimeError("add_weighted_() comes after backward() and before release()")
         if self._batch is not None:
             with _without_autocast(factors.device):
+                if self._verifies_all:
+                    self._compare_released(self._batch, factors)
                 self._batch.add_weighted_(sums, factors)
 
     def release(self) -> None:
@@ -140,42 +147,70 @@ class UnitGradients:
     # ---------------------------------------------------------------- proof
 
     def _proven(self, losses: torch.Tensor, weights: torch.Tensor, groups: Units) -> tuple[Batch, torch.Tensor]:
-        """Compares what is new with autograd, and does without the rules that fail."""
+        """Compares some batches with autograd, or all, and does without the rules that fail."""
         self._batches += 1
         is_early = self._batches & (self._batches - 1) == 0  # 1, 2, 4, 8 ...
-        is_due = self._is_unproven or is_early or secrets.randbelow(self._seldom) == 0
+        is_due = self._verifies_all or is_early or secrets.randbelow(self._seldom) == 0
         while True:
-            batch = Batch(self._parameters, losses, weights, groups, self._knowledge, self._distrusted, is_due)
-            if batch.is_doubtful:
-                is_due = True
-                continue
+            batch = Batch(self._parameters, losses, weights, groups, self._distrusted, self._compared, is_due)
             norms = batch.norms()
             wrong = self._compare(batch, norms, groups) if batch.is_checked else {}
-            is_far_off = max(wrong.values(), default=0.0) > _FAR_OFF
-            if not batch.is_new and (batch.is_changed or is_far_off):
-                raise RuntimeError(_TOO_LATE)
             if not wrong:
-                if batch.is_checked and not self._is_unproven and len(losses) > 1:
-                    self._knowledge.patterns |= batch.pattern
-                self._warn(batch.slow, _NO_RULE)
+                self._compared |= batch.kinds if batch.is_checked and len(losses) > 1 else set()
+                self._warn(batch.without_rule, _NO_RULE)
+                self._warn(batch.shared, _SHARED)
                 return batch, norms
+            if not (batch.is_new or self._verifies_all) and max(wrong.values()) > _FAR_OFF:
+                raise WrongGradients(_TOO_LATE)
             names = [name for number, name in enumerate(self._parameters) if number in wrong]
             self._warn(names, "the rules for them do not agree with autograd")
             self._distrusted.update(names)
 
     def _compare(self, batch: Batch, norms: torch.Tensor, groups: Units) -> dict[int, float]:
         """The layers whose weighted sums, or the norms of some units, are not what autograd says; how far off."""
-        is_finite = bool(torch.isfinite(norms).all())
-        distances = list(_distances(batch, norms, groups)) if is_finite else []
-        is_finite = is_finite and all(math.isfinite(off + size) for _, off, size in distances)
-        self._is_unproven = not is_finite  # NaN spreads in plain autograd
         trusted = {number for number, name in enumerate(self._parameters) if name not in self._distrusted}
         wrong = dict[int, float]()
-        for number, off, size in distances if is_finite else ():
+        for number, off, size in self._distances(batch, norms, groups):
             allowed = batch.tolerance * size
-            if off > allowed and number in trusted:
+            if off > allowed and number in trusted:  # never, where a broken unit makes autograd's sum NaN
                 wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
         return wrong
+
+    def _distances(self, batch: Batch, norms: torch.Tensor, groups: Units) -> Iterator[tuple[int, float, float]]:
+        """The number of a layer, how far something is from what autograd says, and how large it is."""
+        random, is_finite = secrets.SystemRandom(), torch.isfinite(norms).all(1).tolist()
+        present = [unit for unit in groups.present if is_finite[unit]]
+        if not present:
+            return
+        chosen = present
+        if batch.tolerance > _FINE:  # then one wrong unit would be lost among many
+            chosen = random.sample(chosen, min(8, len(chosen)))
+        factors = _mixing(norms, chosen)
+        whole = float((norms[chosen] * factors[chosen].unsqueeze(1)).norm())
+        expected = batch.by_autograd(factors)
+        for number, found in batch.sums(factors):
+            one = expected.pop(number, torch.zeros_like(found))
+            yield number, float(found.sub_(one).norm()), float(one.norm()) + 0.01 * whole
+        usual = float(norms[present].norm()) / len(present) ** 0.5
+        for unit in present if self._verifies_all else random.sample(present, min(3, len(present))):
+            for number, size in batch.norms_of(unit):
+                too_small = max(
+                    0.0, size - float(norms[unit, number])
+                )  # where rows cancel, they are too large on purpose
+                yield number, too_small, size + 0.01 * usual
+
+    def _compare_released(self, batch: Batch, factors: torch.Tensor) -> None:
+        """The very sums that will be released; of three layers, if each has factors of its own."""
+        layers = batch.numbers
+        if factors.dim() > 1:
+            layers = secrets.SystemRandom().sample(layers, min(3, len(layers)))
+        for column, numbers in [(factors, layers)] if factors.dim() == 1 else [(factors[:, n], [n]) for n in layers]:
+            expected = batch.by_autograd(column)
+            for number, found in batch.sums(column):
+                one = expected.get(number, torch.zeros_like(found))
+                size = float(one.norm()) + 0.01 * float(found.norm())
+                if number in numbers and float((found - one).norm()) > batch.tolerance * size:
+                    raise WrongGradients(_TOO_LATE)
 
     def _warn(self, names: Iterable[str], reason: str) -> None:
         new = [name for name in names if name not in self._warned]
@@ -192,39 +227,22 @@ def _without_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _distances(batch: Batch, norms: torch.Tensor, groups: Units) -> Iterator[tuple[int, float, float]]:
-    """The number of a layer, how far something is from what autograd says, and how large it is."""
-    random, chosen = secrets.SystemRandom(), groups.present
-    if batch.tolerance > _FINE:  # then one wrong unit would be lost among many
-        chosen = random.sample(chosen, min(8, len(chosen)))
-    factors = _mixing(norms, chosen)
-    whole = float((norms * factors.unsqueeze(1)).norm())
-    expected = batch.by_autograd(factors)
-    for number, found in batch.sums(factors):
-        one = expected.pop(number, torch.zeros_like(found))
-        yield number, float(found.sub_(one).norm()), float(one.norm()) + 0.01 * whole
-    usual = float(norms.norm()) / len(groups.present) ** 0.5
-    for unit in random.sample(groups.present, min(3, len(groups.present))):
-        for number, size in batch.norms_of(unit):
-            too_small = max(0.0, size - float(norms[unit, number]))  # where rows cancel, they are too large on purpose
-            yield number, too_small, size + 0.01 * usual
-
-
 def _mixing(norms: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
     """A factor for each unit with which the chosen ones count about alike, but for norms below 1/64 of the largest.
 
-    Nobody can foresee them, so that sums hardly agree unless the gradients of the chosen units do; of up to eight, no
-    two have the same. They are powers of two, by which half precision scales without rounding.
+    Nobody can foresee them, and no two are the same, so that sums hardly agree unless the gradients of all chosen units
+    do. Up to eight are powers of two, by which half precision scales without rounding.
     """
-    random, used = secrets.SystemRandom(), Counter[float]()
+    random = secrets.SystemRandom()
     sizes, factors = norms.norm(dim=1).tolist(), [0.0] * len(norms)
     largest = max(sizes[unit] for unit in chosen)
-    for unit in chosen:
+    if len(chosen) <= 8:
+        options = [sign * 2.0**-power for sign in (-1, 1) for power in range(4)]
+    else:
+        options = [sign * (0.125 + 0.875 * step / len(chosen)) for sign in (-1, 1) for step in range(len(chosen))]
+    for unit, factor in zip(chosen, random.sample(options, len(chosen)), strict=True):
         share = max(sizes[unit] / largest, 2.0**-6) if largest else 1.0
-        options = [sign * 2.0 ** -(k + round(math.log2(share))) for sign in (-1, 1) for k in range(4)]
-        least = min(used[option] for option in options)
-        factors[unit] = random.choice([option for option in options if used[option] == least])
-        used[factors[unit]] += 1
+        factors[unit] = factor * 2.0 ** -round(math.log2(share))
     return torch.tensor(factors, dtype=norms.dtype, device=norms.device)
 
 

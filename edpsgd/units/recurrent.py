@@ -31,7 +31,7 @@ def is_by_hand(node: Node) -> bool:
 
 def add_layer(use: Use, received: Received, layer: LayerGradients) -> None:
     """Adds what one layer in one direction gives to its weight or bias."""
-    layout = Layout(1, received.layout.labels, received.layout.is_plain)  # of states: steps x sequences x features
+    layout = Layout(1, received.layout.labels)  # of states: steps x sequences x features
     states, made = replace(received, layout=layout), received.made
     if "rows" not in made:  # the same ones for all weights, so that their products are made once
         gates = made.pop("gates") if "gates" in made else gate_gradients(use, received.gradients)

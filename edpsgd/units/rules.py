@@ -233,19 +233,19 @@ def _index(use: Use, received: Received, layer: LayerGradients) -> None:
     own.index_put_((received.units_of(values).units, *places), values.to(own.dtype), accumulate=True)
 
 
-def allows(use: Use, layout: Layout) -> bool:
-    """Whether the rule can do with the dimension of the examples."""
+def allows(use: Use, dim: int) -> bool:
+    """Whether the rule can do with examples that lie along this dimension."""
     ndim, name = len(shapes(use.receiver)[0]), use.node.name()
     if name in _SPREADING:
         aligned = (1,) * (ndim - len(use.shape)) + use.shape
-        return aligned[layout.dim] == 1
+        return aligned[dim] == 1
     if name == "IndexBackward0":
         count = sum(index is not None for index in use.saved("indices"))
-        return layout.dim < ndim - (len(use.shape) - count)
+        return dim < ndim - (len(use.shape) - count)
     if name == recurrent.NAME:
         return True
     features = {"EmbeddingBackward0": 1, "NativeLayerNormBackward0": len(use.shape)}
-    return layout.dim < ndim - features[name] if name in features else layout.dim == 0
+    return dim < ndim - features[name] if name in features else dim == 0
 
 
 _NEEDED: dict[str, dict[int, tuple[str, ...]]] = {  # tensors, by slot

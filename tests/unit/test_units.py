@@ -193,7 +193,6 @@ class Odd(nn.Module):
         super().__init__()
         self.below = nn.Linear(4, 4)
         self.normal = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
-        self.batch = nn.BatchNorm1d(4)
         self.mixed = nn.Bilinear(4, 4, 3)
         self.places = nn.Parameter(torch.randn(9, 4))
         self.masked = nn.Linear(4, 2)
@@ -202,7 +201,7 @@ class Odd(nn.Module):
         hidden = self.below(x).tanh() + self.places[: x.shape[1]]
         hidden = self.normal(hidden).tanh()
         kept = torch.zeros(*mask.shape, 2).index_put((mask,), self.masked(hidden[mask]))
-        pooled = self.batch(hidden.mean(1))
+        pooled = hidden.mean(1)
         return self.mixed(pooled, pooled).square().sum(1) + kept.square().sum((1, 2))
 
 
@@ -324,21 +323,19 @@ def test_rows_that_are_split_otherwise_in_later_batches_only() -> None:
     engine = UnitGradients(trained(model))
     for _ in range(2):
         check(engine, model, losses(3, 3))
-    with pytest.warns(RuntimeWarning, match="weight, bias are computed unit by unit"):
+    with Fast():
         check(engine, model, losses(5, 1))
-    check(engine, model, losses(1, 5))
+        check(engine, model, losses(1, 5))
 
 
-def test_places_that_only_numbers_tell_are_an_error_once_they_are_found() -> None:
-    """A matrix of the data moves the examples: all graphs are the same, and earlier batches may have been wrong."""
+def test_a_matrix_of_the_data_that_moves_examples_is_followed() -> None:
+    """All graphs are the same; only the numbers tell."""
     torch.manual_seed(0)
     model = Reordered("matrix")
     engine = UnitGradients(trained(model))
-    for _ in range(2):
-        check(engine, model, model(torch.randn(4, 4), [0, 1, 2, 3]))
-    moved = [model(torch.randn(4, 4), [2, 0, 3, 1]) for _ in range(2)]
-    with pytest.raises(RuntimeError, match="in a way that cannot be followed"):
-        list(map(engine.backward, moved))  # at the latest the fourth batch is looked at
+    with Fast():
+        for order in ([0, 1, 2, 3], [0, 1, 2, 3], [2, 0, 3, 1], [1, 0, 2, 3]):
+            check(engine, model, model(torch.randn(4, 4), order))
 
 
 def test_frozen_and_unused_layers() -> None:
