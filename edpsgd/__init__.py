@@ -9,6 +9,7 @@ from edpsgd.cohorts import ClippedDenominator, FixedDenominator, FixedSizeUsers,
 from edpsgd.collate import Collate
 from edpsgd.events import Event, LedgerError
 from edpsgd.federated import FedAvg, Federated, FedSGD
+from edpsgd.independence import check_losses
 from edpsgd.ledger import Ledger
 from edpsgd.noise import ExponentialDecay, LinearDecay
 from edpsgd.optimizer import PrivateOptimizer
@@ -40,5 +41,6 @@ __all__ = [
     "ShuffledBatches",
     "accounting",
     "card",
+    "check_losses",
     "check_model",
 ]

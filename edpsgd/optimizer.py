@@ -91,6 +91,7 @@ class PrivateOptimizer(OptimizerWrapper):
     _scaler: GradScaler | None
     _has_unscaled: bool  # whether a micro-batch of the step came without a scaler
     _is_inner_known: bool  # whether the wrapped optimizer was seen to keep no gradient
+    _are_losses_checked: bool  # whether check_losses found that no loss depends on other examples
 
     def __init__(
         self,
@@ -190,6 +191,10 @@ class PrivateOptimizer(OptimizerWrapper):
     def epsilon(self, delta: float) -> Bound:
         """The tightest sound ε of everything in the ledger, with its conditions; cheap to ask after every epoch."""
         return self.ledger.epsilon(delta)
+
+    def note_checked_losses(self) -> None:
+        """Says that ``edpsgd.check_losses`` accepted the losses; it calls this by itself."""
+        self._are_losses_checked = True
 
     # ---------------------------------------------------------------- the algorithm
 
@@ -471,6 +476,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._state_made = False
         self._started = False
         self._is_inner_known = False
+        self._are_losses_checked = False
         self._lay_out()
         self._start_step()
 
