@@ -128,7 +128,7 @@ class Federated:
         ledger: str | os.PathLike[str] | None = None,
         budget: Budget | None = None,
     ) -> None:
-        check_model(model)
+        check_model(model, unit="user")
         if not isinstance(local, FedAvg | FedSGD):
             raise ValueError(f"local must be FedAvg(...) or FedSGD(...), got {local!r}")
         self.model, self.users, self.local = model, users, local

@@ -104,7 +104,7 @@ def _items(holder: Any) -> Iterable[tuple[str, Any]]:
         return [(str(key) if isinstance(key, str | int) else type(key).__name__, item) for key, item in holder.items()]
     if isinstance(holder, list | tuple | set | deque):
         return [(f"[{number}]", item) for number, item in enumerate(holder)]
-    return vars(holder).items()
+    return list(vars(holder).items())
 
 
 def _join(name: str, key: str) -> str:
@@ -127,7 +127,8 @@ def _contents(holder: Any) -> Any:
 def _refill(holder: Any, contents: Any) -> None:
     if isinstance(holder, tuple):
         return
-    target = holder if isinstance(holder, list | deque | set | dict) else vars(holder)
+    is_container = isinstance(holder, list | deque | set | dict)
+    target: Any = holder if is_container else vars(holder)
     target.clear()
     if isinstance(holder, list | deque):
         target.extend(contents)

@@ -108,7 +108,8 @@ class CLC(IntentSlotModel):
         place = batch["place"]
         placed, spelled = self._each_word(batch) if self.keeps_apart else self._distinct_words(batch)
         if self.training and self.word_dropout > 0:
-            kept = torch.rand(place.shape, device=place.device) >= self.word_dropout
+            every = torch.ones(place.shape, device=place.device)
+            kept = nn.functional.dropout(every, self.word_dropout) > 0  # a dropout that edpsgd.check_losses knows
             placed = placed * kept.unsqueeze(2)
         return torch.cat([placed, spelled], dim=2)
 

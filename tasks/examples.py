@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +92,13 @@ class Examples:
         numbers = np.asarray(chosen, dtype=np.int64)
         order = numbers[np.argsort(-self._lengths(self.rows[numbers]), kind="stable")]
         return [order[begin : begin + self.bucket_size] for begin in range(0, len(order), self.bucket_size)]
+
+    def of_different_lengths(self, number: int, left_out: Container[int] = ()) -> list[int]:
+        """Numbers of so many examples, or all if there are fewer, from the shortest to the longest."""
+        by_length = np.argsort(self._lengths(self.rows), kind="stable").tolist()
+        usable = [example for example in by_length if example not in left_out]
+        places = np.linspace(0, len(usable) - 1, min(number, len(usable))).round().astype(int)
+        return [usable[place] for place in places]
 
     def _lengths(self, rows: Rows) -> Rows:
         return self.corpus.starts[rows + 1] - self.corpus.starts[rows]

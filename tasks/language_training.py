@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tasks.users import UserData, Words, windows
 from tasks.workers import Workers
 
 Windows = tuple[torch.Tensor, torch.Tensor]
+_CHECKED = 6  # users whose losses are tried in changing company before the first round
 _NO_CLIPPING = 1e9  # a norm that no update reaches
 
 
@@ -46,6 +48,17 @@ class UserTraining:
             budget=None if config.epsilon is None else edpsgd.Budget(config.epsilon, config.delta),
         )
         self.optimizer = self.federated.optimizer
+        team.together(self._check_losses)
+
+    def _check_losses(self) -> None:
+        """Refuses a model whose loss on one user's words depends on other users; all workers try the same ones."""
+        users = list(islice(filter(partial(self._batches, 0), range(len(self._data))), _CHECKED))
+
+        def losses(chosen: list[int]) -> torch.Tensor:
+            return torch.stack([self._model.mean_loss(*self._batches(0, user)[0]) for user in chosen])
+
+        if len(users) >= 2:
+            edpsgd.check_losses(losses, users, model=self._model, optimizer=self.optimizer)
 
     def step(self, number: int) -> None:
         """One round."""

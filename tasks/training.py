@@ -24,6 +24,7 @@ from tasks.run import Parts
 from tasks.workers import Workers
 
 MicroBatches = list[list[int]]
+_CHECKED = 6  # utterances that are tried in changing company before the first step
 
 
 @dataclass
@@ -89,6 +90,8 @@ class Training:
             blanks: numbers of training examples that are drawn like the others, and then left out.
         """
         self._blanks = blanks
+        if self.private is not None:
+            self.workers.together(lambda: self._check_losses(train))
         place = self.folder, self.total_steps, self.state.step, self.workers.is_first, self.config.tensorboard
         shown = self.workers.together(lambda: progress.Progress(*place))
         try:
@@ -104,6 +107,14 @@ class Training:
         """Lets go of the ledger file, with the exact number of steps in it."""
         if self.private is not None:
             self.private.ledger.close()
+
+    def _check_losses(self, train: Examples) -> None:
+        """Refuses a model whose losses depend on other utterances; all workers try the same ones."""
+        rows = train.of_different_lengths(_CHECKED, self._blanks)
+        if len(rows) >= 2 and self.private is not None:
+            edpsgd.check_losses(
+                lambda chosen: self._losses(train.batch(chosen)), rows, model=self.model, optimizer=self.private
+            )
 
     # ---------------------------------------------------------------- an epoch
 

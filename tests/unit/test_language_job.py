@@ -203,3 +203,22 @@ def test_damaged_folders(tmp_path) -> None:
     (tmp_path / "run" / "dictionary.txt").write_text(words.partition("\n")[2], encoding="utf-8")
     with pytest.raises(ValueError, match="43 words in the model, 42 in its dictionary"):
         load_model(tmp_path / "run")
+
+
+def test_a_model_that_remembers_users_is_refused(tmp_path, monkeypatch) -> None:
+    """Before the first round; otherwise the optimizer is told that it does not."""
+    told = []
+    monkeypatch.setattr(edpsgd.PrivateOptimizer, "note_checked_losses", lambda self: told.append(True))
+    train(tmp_path / "sound", *PRIVATE)
+    assert told == [True]
+    plain = LanguageModel.mean_loss
+
+    def mean_loss(self, tokens, targets):
+        loss = plain(self, tokens, targets)
+        self.before, before = loss.detach(), getattr(self, "before", 0.0)
+        return loss + 0.1 * before
+
+    monkeypatch.setattr(LanguageModel, "mean_loss", mean_loss)
+    with pytest.raises(SystemExit, match="from step to step"):
+        train(tmp_path / "run", *PRIVATE)
+    assert told == [True]

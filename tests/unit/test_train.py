@@ -359,6 +359,7 @@ def test_a_loss_that_is_no_number_is_left_out_of_private_training(tmp_path, monk
         return forward(self, batch) * (math.nan if len(calls) == 2 else 1.0)
 
     monkeypatch.setattr(IntentSlotModel, "forward", sometimes)
+    monkeypatch.setattr(edpsgd, "check_losses", lambda *_, **__: None)  # it would see this before the first step
     with pytest.warns(UserWarning, match="1 micro-batch.* held NaN"):
         run(tiny(tmp_path / "run"))
     first, second, _ = metrics(tmp_path / "run")
@@ -380,3 +381,20 @@ def test_a_model_that_keeps_statistics_is_refused(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(runs, "build", with_statistics)
     with quiet(), pytest.raises(ValueError, match="running statistics"):
         run(tiny(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("private", ["edp", "example"])
+def test_losses_that_depend_on_other_utterances_are_refused(tmp_path, monkeypatch, private) -> None:
+    """Before the first step, so that nothing was charged; plain training has nobody to protect."""
+    losses = IntentSlotModel.forward
+    monkeypatch.setattr(IntentSlotModel, "forward", lambda self, batch: losses(self, batch) / len(batch["mask"]))
+    assert "in its batch" in failure(flags(tmp_path / "run", private=private))
+    assert not edpsgd.Ledger.read(tmp_path / "run" / "ledger.jsonl").events
+    run(tiny(tmp_path / "plain", private="off"))
+
+
+def test_the_optimizer_knows_that_losses_were_checked(tmp_path, monkeypatch) -> None:
+    told = []
+    monkeypatch.setattr(edpsgd.PrivateOptimizer, "note_checked_losses", lambda self: told.append(True))
+    run(tiny(tmp_path / "run"))
+    assert told == [True]
