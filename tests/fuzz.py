@@ -1,0 +1,161 @@
+"""Random networks against a loop of plain autograd, for as long as one likes.
+
+    python -m tests.fuzz --networks 10000 --seed 0 --processes 2
+    python -m tests.fuzz --only 123            one network, with all that is to be said of it
+    python -m tests.fuzz --only 123 --shrink   the smallest part of it that fails in the same way
+
+It may be stopped at any time, and goes on where it stopped while the code is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.networks.network import KINDS, make_plan
+from tests.networks.trial import Outcome, run, shrunk
+
+_ROOT = Path(__file__).parents[1]
+_LONGEST = 120  # seconds for a network: more is a crash
+
+
+def digest() -> str:
+    """Of the engine and of the generator."""
+    files = [*(_ROOT / "edpsgd").rglob("*.py"), *(_ROOT / "tests" / "networks").glob("*.py")]
+    found = hashlib.sha256()
+    for path in sorted(files):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def described(seed: int) -> dict[str, Any]:
+    """What became of one network."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {_LONGEST} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_LONGEST)
+    try:
+        outcome = run(make_plan(seed))
+    finally:
+        signal.alarm(0)
+    return {
+        "seed": seed,
+        "verdict": outcome.verdict,
+        "kinds": outcome.plan.kinds,
+        "batches": outcome.batches,
+        "wrong": len(outcome.wrong),
+        "farthest": outcome.farthest,
+        "slow": sorted(outcome.slow),
+        "text": "" if outcome.verdict == "right" else str(outcome),
+    }
+
+
+class Counts:
+    """Adds up what became of networks."""
+
+    def __init__(self) -> None:
+        self.verdicts, self.slow, self.kinds = Counter[str](), Counter[str](), Counter[str]()
+        self.failing = Counter[str]()
+        self.batches = self.wrong = self.networks = self.with_slow = 0
+        self.farthest = 0.0
+
+    def add(self, one: dict[str, Any]) -> None:
+        self.networks += 1
+        self.verdicts[one["verdict"]] += 1
+        self.batches += one["batches"]
+        self.wrong += one["wrong"]
+        self.with_slow += bool(one["slow"])
+        self.slow.update(one["slow"])
+        self.kinds.update(set(one["kinds"]))
+        if one["verdict"] != "right":
+            self.failing.update(set(one["kinds"]))
+        self.farthest = max(self.farthest, one["farthest"])
+
+    def line(self) -> str:
+        wrong, stopped, crashed = (self.verdicts[name] for name in ("wrong", "stopped", "crashed"))
+        return (
+            f"{self.networks} networks, {self.batches} batches: {self.wrong} wrong batches in {wrong} networks (moved by "
+            f"{self.farthest:.3g} C at most), {stopped} stopped sound runs, {crashed} crashes, {self.with_slow} slow"
+        )
+
+    def tables(self) -> str:
+        """Kinds of operations: share of the networks, how often slow, and in failing networks."""
+        lines = ["", "kind of operation: networks, of which failing, computed unit by unit"]
+        for kind in sorted(self.kinds, key=lambda kind: -self.failing[kind] / self.kinds[kind]):
+            share = 100 * self.kinds[kind] / self.networks
+            failing, slow = self.failing[kind], self.slow[kind]
+            lines.append(f"  {kind}: {self.kinds[kind]} ({share:.1f} %), {failing}, {slow}")
+        return "\n".join(lines)
+
+
+def many(seeds: range, processes: int, record: Path) -> Counts:
+    """All networks that are not in the record yet; those that are count too."""
+    record.parent.mkdir(parents=True, exist_ok=True)
+    known = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    counts, begun, done = Counts(), time.monotonic(), 0
+    for one in known:
+        if one["seed"] in seeds:
+            counts.add(one)
+            if one["text"]:
+                print(one["text"], flush=True)
+    left = sorted(set(seeds) - {one["seed"] for one in known})
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool, record.open("a") as file:
+        for one in pool.imap_unordered(described, left, chunksize=4):
+            counts.add(one)
+            done += 1
+            file.write(json.dumps(one) + "\n")
+            file.flush()
+            if one["text"]:
+                print(one["text"], flush=True)
+            if done % 100 == 0:
+                rate = done / (time.monotonic() - begun)
+                print(f"{counts.line()}; {rate:.1f} networks/s", flush=True)
+    rate = done / (time.monotonic() - begun)
+    print(f"{counts.line()}; {rate:.1f} networks/s")
+    return counts
+
+
+def _alone(seed: int, is_shrunk: bool) -> Outcome:
+    outcome = run(make_plan(seed))
+    print(outcome)
+    print(outcome.verdict)
+    if is_shrunk and outcome.verdict != "right":
+        print("shrunk:")
+        outcome = shrunk(make_plan(seed))
+        print(outcome)
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--networks", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--only", type=int, metavar="SEED", help="run a single network")
+    parser.add_argument("--shrink", action="store_true", help="with --only: leave out what need not be there")
+    parser.add_argument("--record", type=Path, help="what is done; runs/fuzz/<digest of the code>.jsonl")
+    parser.add_argument("--kinds", action="store_true", help="list the kinds of operations and stop")
+    args = parser.parse_args()
+    if args.kinds:
+        print("\n".join(KINDS))
+        return 0
+    if args.only is not None:
+        return int(_alone(args.only, args.shrink).verdict != "right")
+    record = args.record or _ROOT / "runs" / "fuzz" / f"{digest()}.jsonl"
+    counts = many(range(args.seed, args.seed + args.networks), args.processes, record)
+    print(counts.tables())
+    return int(counts.verdicts["right"] < counts.networks)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
