@@ -16,11 +16,12 @@ import multiprocessing
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.networks.network import KINDS, make_plan
-from tests.networks.trial import Outcome, run, shrunk
+from tests.networks.trial import VERDICTS, Outcome, run, shrunk
 
 _ROOT = Path(__file__).parents[1]
 _LONGEST = 120  # seconds for a network: more is a crash
@@ -43,8 +44,11 @@ def described(seed: int) -> dict[str, Any]:
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(_LONGEST)
+    plan = make_plan(seed)
     try:
-        outcome = run(make_plan(seed))
+        outcome = run(plan)
+    except Exception as error:  # before the engine's turn: the generator is wrong, or torch
+        outcome = Outcome(plan, broken=f"{type(error).__name__}: {error}")
     finally:
         signal.alarm(0)
     return {
@@ -55,7 +59,7 @@ def described(seed: int) -> dict[str, Any]:
         "wrong": len(outcome.wrong),
         "farthest": outcome.farthest,
         "slow": sorted(outcome.slow),
-        "text": "" if outcome.verdict == "right" else str(outcome),
+        "text": "" if outcome.verdict == "right" else f"{outcome}\n",
     }
 
 
@@ -81,10 +85,11 @@ class Counts:
         self.farthest = max(self.farthest, one["farthest"])
 
     def line(self) -> str:
-        wrong, stopped, crashed = (self.verdicts[name] for name in ("wrong", "stopped", "crashed"))
+        wrong, stopped, crashed, broken = (self.verdicts[name] for name in VERDICTS[1:])
         return (
-            f"{self.networks} networks, {self.batches} batches: {self.wrong} wrong batches in {wrong} networks (moved by "
-            f"{self.farthest:.3g} C at most), {stopped} stopped sound runs, {crashed} crashes, {self.with_slow} slow"
+            f"{self.networks} networks, {self.batches} batches: {self.wrong} wrong batches in {wrong} networks "
+            f"(moved by {self.farthest:.3g} C at most), {stopped} stopped sound runs, {crashed} crashes, "
+            f"{self.with_slow} with slow parts" + (f", {broken} BROKEN" if broken else "")
         )
 
     def tables(self) -> str:
@@ -99,30 +104,41 @@ class Counts:
 
 def many(seeds: range, processes: int, record: Path) -> Counts:
     """All networks that are not in the record yet; those that are count too."""
-    record.parent.mkdir(parents=True, exist_ok=True)
-    known = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    counts, begun, done = Counts(), time.monotonic(), 0
-    for one in known:
-        if one["seed"] in seeds:
-            counts.add(one)
-            if one["text"]:
-                print(one["text"], flush=True)
+    known = [one for one in _recorded(record) if one["seed"] in seeds]
     left = sorted(set(seeds) - {one["seed"] for one in known})
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool, record.open("a") as file:
-        for one in pool.imap_unordered(described, left, chunksize=4):
-            counts.add(one)
-            done += 1
+    counts, begun = Counts(), time.monotonic()
+    for one in known:
+        counts.add(one)
+        print(one["text"], end="")
+    with record.open("a") as file:
+        for done, one in enumerate(_results(left, processes), 1):
             file.write(json.dumps(one) + "\n")
             file.flush()
-            if one["text"]:
-                print(one["text"], flush=True)
-            if done % 100 == 0:
-                rate = done / (time.monotonic() - begun)
-                print(f"{counts.line()}; {rate:.1f} networks/s", flush=True)
-    rate = done / (time.monotonic() - begun)
-    print(f"{counts.line()}; {rate:.1f} networks/s")
+            counts.add(one)
+            print(one["text"], end="")
+            if done % 100 == 0 or done == len(left):
+                print(f"{counts.line()}; {done / (time.monotonic() - begun):.1f} networks/s", flush=True)
+    if not left:
+        print(counts.line())
     return counts
+
+
+def _recorded(record: Path) -> list[dict[str, Any]]:
+    """What is complete in the record; a line that was cut off is taken out of it."""
+    record.parent.mkdir(parents=True, exist_ok=True)
+    lines = record.read_text().splitlines(keepends=True) if record.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]
+    if len(whole) < len(lines):
+        record.write_text("".join(whole))
+    return [json.loads(line) for line in whole]
+
+
+def _results(seeds: Sequence[int], processes: int) -> Iterator[dict[str, Any]]:
+    if processes == 1:
+        yield from map(described, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(described, seeds, chunksize=4)
 
 
 def _alone(seed: int, is_shrunk: bool) -> Outcome:
@@ -136,7 +152,7 @@ def _alone(seed: int, is_shrunk: bool) -> Outcome:
     return outcome
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--networks", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
@@ -145,12 +161,14 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="with --only: leave out what need not be there")
     parser.add_argument("--record", type=Path, help="what is done; runs/fuzz/<digest of the code>.jsonl")
     parser.add_argument("--kinds", action="store_true", help="list the kinds of operations and stop")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.kinds:
         print("\n".join(KINDS))
         return 0
     if args.only is not None:
         return int(_alone(args.only, args.shrink).verdict != "right")
+    if args.networks < 1 or args.processes < 1:
+        parser.error("--networks and --processes must be at least 1")
     record = args.record or _ROOT / "runs" / "fuzz" / f"{digest()}.jsonl"
     counts = many(range(args.seed, args.seed + args.networks), args.processes, record)
     print(counts.tables())

@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tests.networks.batches import LONGEST, Batch
 from tests.networks.operations import Make, Operation, operation

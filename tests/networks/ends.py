@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from tests.networks.batches import LABELS, VOCABULARY, Batch
 from tests.networks.operations import Make, parameter

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from tests.networks import attention, features, moving, sequences  # noqa: F401 (they fill the list)
+from tests.networks import attention, features, moving, sequences, special  # noqa: F401 (they fill the list)
 from tests.networks.batches import Batch, make_batch, random_sizes
 from tests.networks.ends import BEGINS, LOSSES
 from tests.networks.operations import OPERATIONS, Make, Operation
@@ -32,6 +32,7 @@ class Plan:
         operations: kinds of those between, each with a seed of its own.
         losses: kind of the last one.
         by_optimizer: whether batches go through a whole PrivateOptimizer, not only through the engine.
+        per_layer: whether each layer is clipped by itself.
         batches: (examples, tokens) and the seed of each.
     """
 
@@ -43,6 +44,7 @@ class Plan:
     operations: tuple[tuple[str, int], ...]
     losses: str
     by_optimizer: bool
+    per_layer: bool
     batches: tuple[tuple[tuple[int, int], int], ...]
 
     @property
@@ -63,6 +65,7 @@ class Plan:
     def __str__(self) -> str:
         first = "(B, T, d)" if self.dim == 0 else "(T, B, d)"
         way = "PrivateOptimizer" if self.by_optimizer else "engine"
+        way += ", clipped by layers" if self.per_layer else ""
         sizes = " ".join(f"{examples}x{tokens}" for (examples, tokens), _ in self.batches)
         return (
             f"seed {self.seed}: {' → '.join(self.kinds)}\n"
@@ -87,6 +90,7 @@ def make_plan(seed: int) -> Plan:
         operations=tuple((kind, chance.getrandbits(32)) for kind in between),
         losses=losses,
         by_optimizer=chance.random() < 0.2,
+        per_layer=chance.random() < 0.2,
         batches=tuple((size, chance.getrandbits(32)) for size in random_sizes(chance)),
     )
 
@@ -133,20 +137,27 @@ class Network(nn.Module):
             self.operations.append(make.random.choice(before) if before else OPERATIONS["layer norm"](make))
 
     def _shake(self) -> None:
-        """No weights of exactly one or zero, with which mistakes might not show."""
+        """No weights of exactly one or zero, with which mistakes might not show, but for those that are meant."""
         with torch.no_grad():
             for parameter in self.parameters():
-                parameter.add_(0.2 * torch.randn_like(parameter))
+                if not hasattr(parameter, "begins_at_zero"):
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+
+    @torch.no_grad()
+    def wake(self) -> None:
+        """What began at zero is so no longer, as after some steps of training."""
+        for parameter in self.parameters():
+            if hasattr(parameter, "begins_at_zero"):
+                parameter.add_(0.3 * torch.randn_like(parameter))
 
     def forward(self, batch: Batch) -> torch.Tensor:
         dim = self.plan.dim
         x = self.begin(batch, dim)
         for one in self.operations:
-            wanted = {"batch": 0, "time": 1}.get(one.layout, dim) if isinstance(one, Operation) else 1 - dim
             if isinstance(one, Turn):
-                x = one(x)
-            else:
-                x = one(x if wanted == dim else x.transpose(0, 1), batch, wanted)
-            dim = wanted
+                x, dim = one(x), 1 - dim
+                continue
+            wanted = {"batch": 0, "time": 1}.get(one.layout, dim)
+            x, dim = one(x if wanted == dim else x.transpose(0, 1), batch, wanted), wanted
         losses: torch.Tensor = self.losses(x, batch, dim) * batch.scale
         return losses

@@ -6,7 +6,7 @@ import linecache
 import random
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
@@ -17,11 +17,13 @@ import edpsgd
 from edpsgd import clipping
 from edpsgd.units import UnitGradients
 from tests.networks.batches import Batch
-from tests.networks.network import Network, Plan
+from tests.networks.network import Network, Plan, make_plan
 from tests.unit_loop import gradients_of, trained
 
+VERDICTS = ("right", "wrong", "stopped", "crashed", "broken")
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
 _BY_OPTIMIZER = 2e-3  # which makes its norms in single precision
+_WAKES = 3  # the batch before which weights that began at zero are so no longer
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Outcome:
         farthest: how far the clipped sum was moved by one unit at most, in clip norms, in wrong batches.
         stopped: the error with which the engine refused a sound batch.
         crashed: any other exception, with where it came from.
+        broken: an exception before the engine's turn, which says nothing about the engine.
         slow: kinds of operations with parameters that were computed unit by unit.
     """
 
@@ -44,21 +47,21 @@ class Outcome:
     farthest: float = 0.0
     stopped: str = ""
     crashed: str = ""
+    broken: str = ""
     slow: set[str] = field(default_factory=set)
 
     @property
     def verdict(self) -> str:
-        if self.wrong:
-            return "wrong"
-        if self.crashed:
-            return "crashed"
-        return "stopped" if self.stopped else "right"
+        """The worst of VERDICTS."""
+        found = (self.broken, self.wrong, self.crashed, self.stopped)
+        names = ("broken", "wrong", "crashed", "stopped")
+        return next((name for name, what in zip(names, found, strict=True) if what), "right")
 
     def __str__(self) -> str:
         lines = [str(self.plan)]
         for number, what in self.wrong:
             lines.append(f"  WRONG in batch {number} of {self.plan.batches[number][0]}: {what}")
-        for title, what in (("STOPPED", self.stopped), ("CRASHED", self.crashed)):
+        for title, what in (("STOPPED", self.stopped), ("CRASHED", self.crashed), ("BROKEN", self.broken)):
             if what:
                 lines.append(f"  {title} in batch {self.batches} of {self.plan.batches[self.batches][0]}: {what}")
         if self.slow:
@@ -76,6 +79,8 @@ def run(plan: Plan) -> Outcome:
             return outcome
         through = ByOptimizer(network) if plan.by_optimizer else ByEngine(network)
         for number, batch in enumerate(plan.data()):
+            if number == _WAKES:
+                network.wake()
             losses = network(batch)
             right = Loop(network, losses, batch)
             with warnings.catch_warnings(record=True) as heard:
@@ -110,13 +115,12 @@ class ByEngine:
     def __init__(self, network: Network) -> None:
         self._parameters = trained(network)
         self._engine = UnitGradients(self._parameters)
-        self._tolerance = _TOLERANCE[network.plan.dtype]
+        self._plan, self._tolerance = network.plan, _TOLERANCE[network.plan.dtype]
 
     def clipped(self, losses: torch.Tensor, batch: Batch, clip_norm: float) -> Found:
         norms = self._engine.backward(losses, batch.units, batch.count)
         sums = [torch.zeros_like(p, requires_grad=False) for p in self._parameters.values()]
-        factors = clipping.flat_factor(norms, clip_norm, None)
-        self._engine.add_weighted_(sums, factors)
+        self._engine.add_weighted_(sums, _factors(self._plan, norms, clip_norm))
         self._engine.release()
         return Found(sums, norms, self._tolerance)
 
@@ -131,6 +135,7 @@ class ByOptimizer:
             network.named_parameters(),
             clip_norm=1.0,
             noise_multiplier=0.0,
+            clipping="per_layer" if network.plan.per_layer else "flat",
             collective="local",
         )
 
@@ -160,16 +165,16 @@ class Loop:
         whole = self.norms.norm(dim=1)
         usual = float(whole[whole > 0].median()) if bool((whole > 0).any()) else 1.0
         self.clip_norm = float(f"{usual:.3g}")
-        self._factors = torch.clamp(self.clip_norm / whole, max=1.0).tolist()
+        factors = _factors(network.plan, self.norms, self.clip_norm)
+        self._factors = (factors if factors.dim() == 2 else factors.unsqueeze(1).expand_as(self.norms)).tolist()
 
     def _sum(self, without: int | None = None) -> list[torch.Tensor]:
         kept = [unit for unit in range(len(self._gradients)) if unit != without]
-        layers = range(len(self._gradients[0]))
-        zeros = [torch.zeros_like(one) for one in self._gradients[0]]
-        for layer in layers:
+        sums = [torch.zeros_like(one) for one in self._gradients[0]]
+        for layer, total in enumerate(sums):
             for unit in kept:
-                zeros[layer] += self._factors[unit] * self._gradients[unit][layer]
-        return zeros
+                total += self._factors[unit][layer] * self._gradients[unit][layer]
+        return sums
 
     def differs(self, found: Found) -> str:
         """In what, or nothing."""
@@ -190,6 +195,12 @@ class Loop:
         """How far the sum is from the right one without a unit, of whichever that is most; in clip norms."""
         units = range(len(self._gradients))
         return max(_distance(sums, self._sum(unit)) for unit in units) / self.clip_norm
+
+
+def _factors(plan: Plan, norms: torch.Tensor, clip_norm: float) -> torch.Tensor:
+    """What units are multiplied by, or units x layers."""
+    clip = clipping.per_layer_factors if plan.per_layer else clipping.flat_factor
+    return clip(norms, clip_norm, None)
 
 
 def _distance(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
@@ -231,9 +242,14 @@ def _predictable(seed: int) -> Iterator[None]:
     chance = random.Random(f"engine {seed}")
     with (
         mock.patch("secrets.randbelow", chance.randrange),
-        mock.patch("secrets.SystemRandom", lambda: chance),
+        mock.patch("secrets.SystemRandom", return_value=chance),
     ):
         yield
+
+
+def first_failure(seeds: Iterable[int]) -> Outcome | None:
+    """Of the first network that the engine fails on; None if it is right in all of them."""
+    return next((one for seed in seeds if (one := run(make_plan(seed))).verdict != "right"), None)
 
 
 def shrunk(plan: Plan) -> Outcome:
