@@ -238,7 +238,7 @@ def _slow_kinds(network: Network, messages: Sequence[str]) -> set[str]:
 
 @contextmanager
 def _predictable(seed: int) -> Iterator[None]:
-    """What the engine draws by chance is the same each time, so that a seed repeats all of a run."""
+    """What the engine draws by chance is the same each time, so that a seed repeats it."""
     chance = random.Random(f"engine {seed}")
     with (
         mock.patch("secrets.randbelow", chance.randrange),
@@ -252,13 +252,16 @@ def first_failure(seeds: Iterable[int]) -> Outcome | None:
     return next((one for seed in seeds if (one := run(make_plan(seed))).verdict != "right"), None)
 
 
-def shrunk(plan: Plan) -> Outcome:
-    """The outcome of the smallest part of a plan that has the same verdict."""
-    outcome = run(plan)
+def shrunk(outcome: Outcome) -> Outcome:
+    """The same failure with as few operations and batches as it takes.
+
+    Args:
+        outcome: of a network that failed. It is kept as it is where no part of the network fails in the same way,
+            and if the engine does not do the same each time.
+    """
     is_smaller = outcome.verdict != "right"
     while is_smaller:
-        is_smaller = False
-        plan = outcome.plan
+        is_smaller, plan = False, outcome.plan
         parts = [plan.without(place) for place in reversed(range(len(plan.operations)))]
         parts += [plan.without_batch(place) for place in reversed(range(len(plan.batches)))]
         for part in parts:
