@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from edpsgd.collectives import Collective
 
 T = TypeVar("T")
-_SLOTS = 7  # a fingerprint of four bytes, marks, and a count of two, in elements that every dtype adds up exactly
+_SLOTS = 9  # a fingerprint of four bytes, marks, two counts of two bytes, in elements that every dtype adds up exactly
 
 
 def slots(workers: int) -> int:
@@ -19,19 +20,37 @@ def slots(workers: int) -> int:
     return _SLOTS * workers
 
 
-def write(tail: torch.Tensor, rank: int, fingerprint: int, discarded: torch.Tensor, marks: int) -> None:
+@dataclass(frozen=True)
+class Told:
+    """What the workers have told each other in a step.
+
+    Attributes:
+        marks: of each worker.
+        units: of all workers together; more than 65535 of one worker count as so many.
+        discarded: how many of them held NaN or infinities.
+    """
+
+    marks: list[int]
+    units: int
+    discarded: int
+
+
+def write(tail: torch.Tensor, rank: int, fingerprint: int, marks: int, units: int, discarded: torch.Tensor) -> None:
     """Puts what this worker says into its own slots. Bytes, because even bfloat16 adds those exactly."""
     tail.zero_()
-    own, known = tail[_SLOTS * rank : _SLOTS * (rank + 1)], [*fingerprint.to_bytes(4, "little"), marks]
-    own[:5] = torch.tensor(known, dtype=tail.dtype).to(tail.device, non_blocking=True)
-    own[5:] = torch.stack([discarded // 256, discarded % 256]).to(tail.dtype)
+    own = tail[_SLOTS * rank : _SLOTS * (rank + 1)]
+    known = [*fingerprint.to_bytes(4, "little"), marks, *divmod(min(units, 65535), 256)]
+    own[:7] = torch.tensor(known, dtype=tail.dtype).to(tail.device, non_blocking=True)
+    own[7:] = torch.stack([discarded // 256, discarded % 256]).to(tail.dtype)
 
 
-def read(tail: torch.Tensor) -> tuple[bool, int, list[int]]:
-    """Whether all fingerprints in the summed tail are alike, the total count, each one's marks. The one host read."""
+def read(tail: torch.Tensor) -> tuple[bool, Told]:
+    """Whether all fingerprints in the summed tail are alike, and what else is in it. The one host read of a step."""
     rows = tail.view(-1, _SLOTS).tolist()
-    marks = [int(row[4]) for row in rows]
-    return all(row[:4] == rows[0][:4] for row in rows), int(sum(256 * row[5] + row[6] for row in rows)), marks
+    is_alike = all(row[:4] == rows[0][:4] for row in rows)
+    units = sum(256 * row[5] + row[6] for row in rows)
+    discarded = sum(256 * row[7] + row[8] for row in rows)
+    return is_alike, Told([int(row[4]) for row in rows], int(units), int(discarded))
 
 
 def exchange(
@@ -39,28 +58,26 @@ def exchange(
     tensors: list[torch.Tensor],
     tail: torch.Tensor,
     state: Mapping[str, Any],
-    discarded: torch.Tensor,
     marks: int,
+    units: int,
+    discarded: torch.Tensor,
     dtype: torch.dtype | None,
-) -> tuple[int, list[int]]:
+) -> Told:
     """The one message of a step: sums the tensors, ``tail`` among them, over workers whose state is alike.
-
-    Returns:
-        The discarded micro-batches of all workers, and the marks of each.
 
     Raises:
         ValueError: the same on all workers, if their states differ.
     """
-    write(tail, collective.rank, zlib.crc32(repr(state).encode()), discarded, marks)
+    write(tail, collective.rank, zlib.crc32(repr(state).encode()), marks, units, discarded)
     wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
     collective.sum_(wire)
     if dtype is not None:
         torch._foreach_copy_(tensors, wire)
-    alike, total, of_workers = read(tail)
-    if not alike:
+    is_alike, told = read(tail)
+    if not is_alike:
         check_alike(collective.gather(state))
         raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
-    return total, of_workers
+    return told
 
 
 def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:

@@ -32,8 +32,35 @@ def forgotten_on_failure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         raise
 
 
-def report_overflow(scaler: GradScaler, optimizer: torch.optim.Optimizer, discarded: torch.Tensor) -> None:
-    """Tells the scaler to lower its scale if a gradient was discarded."""
-    found: dict[Any, Any] = scaler._found_inf_per_device(optimizer)
-    overflow = (discarded > 0).float()
-    found[overflow.device] = found.get(overflow.device, 0.0) + overflow
+class LossScaling:
+    """What a GradScaler has to do with the micro-batches of one step."""
+
+    def __init__(self) -> None:
+        self._scaler: GradScaler | None = None
+        self._has_unscaled = False  # whether a micro-batch came without a scaler
+
+    def scale(
+        self, scaler: GradScaler | None, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> torch.Tensor | None:
+        """What the losses of a micro-batch were multiplied by, None if they were not."""
+        if scaler is None or not scaler.is_enabled():
+            self._has_unscaled = True
+            return None
+        self._scaler = scaler
+        return loss_scale(scaler, optimizer, device)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """A GradScaler that calls step() has set attributes: then all micro-batches must have come with it."""
+        if self._has_unscaled and getattr(optimizer, "grad_scale", None) is not None:
+            raise RuntimeError(
+                "scaler.step() after accumulate() or backward() without the scaler: their losses were scaled, but not "
+                "their gradients back. Pass scaler=scaler to them"
+            )
+
+    def report(self, optimizer: torch.optim.Optimizer, discarded: torch.Tensor) -> None:
+        """Tells the scaler, if there is one, to lower its scale if a gradient was discarded."""
+        if self._scaler is None:
+            return
+        found: dict[Any, Any] = self._scaler._found_inf_per_device(optimizer)
+        overflow = (discarded > 0).float()
+        found[overflow.device] = found.get(overflow.device, 0.0) + overflow

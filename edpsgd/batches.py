@@ -1,15 +1,17 @@
 """What all samplers have in common: shards of workers, the position in an epoch, and what the ledger is told of them.
 
-Every worker has a fixed shard, the examples whose index is its rank modulo the number of workers, and samples it by
-itself. So adding, removing or replacing an example never moves another one to a different worker or micro-batch
-(privacy.md section 7). The number of steps is public and the same on all workers; a batch may be empty.
+Where worker and micro-batch of an example follow from its index (the index modulo the number of workers), replacing or
+blanking one never moves another; where examples are clipped one by one, they do not matter at all. Wherever removing
+an example could move others to another micro-batch, both are drawn (privacy.md section 7). The number of steps is
+public and the same on all workers; a batch may be empty.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any, cast
 
@@ -20,6 +22,7 @@ from torch.utils.data import DataLoader, Sampler
 from edpsgd import agreement
 from edpsgd.arguments import check_count, check_seed
 from edpsgd.collectives import Collective, resolve
+from edpsgd.data_order import order_digest
 
 
 class Batches(Sampler[list[int]]):
@@ -32,6 +35,7 @@ class Batches(Sampler[list[int]]):
         steps_per_epoch: public, and the same on all workers.
         sampling_rate: of Poisson sampling and of rounds of a fixed size, else None.
         together: whether all batches of a step come as one, for optimizer.backward().
+        is_order_compared: whether several workers were seen to have the same examples in the same order.
         reach: how many clip norms one example or user can move a step's sum.
         position: how many steps of this epoch the optimizer has taken.
         passes: how often set_epoch was called, also before a checkpoint.
@@ -45,6 +49,7 @@ class Batches(Sampler[list[int]]):
     reach: float = 1.0
     micro_batches: int | None
     steps_per_epoch: int
+    is_order_compared: bool = False
     _iteration: object = None  # the one that hands out batches
 
     def __init__(self, examples: int | Sized, read_ahead: int, collective: str | Collective, seed: int | None) -> None:
@@ -56,10 +61,26 @@ class Batches(Sampler[list[int]]):
         self._begin, self._drawn = 0, 0  # position at the last set_epoch or load; batches handed out in this epoch
         self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(f"batches {seed}".encode()).digest()
         self._sizes: dict[int, list[int]] = {}  # of the batches that were handed out, by step
-        answers = agreement.together(workers, self._prepare)
-        agreement.check_alike([description for description, _ in answers])
+        answers = agreement.together(workers, lambda: (*self._prepare(), self._order_digest(examples)))
+        agreement.check_alike([answer[0] for answer in answers])
+        self._compare_order([answer[2] for answer in answers])
         self._secret = answers[0][1] or self._secret
         self._key = self._epoch_key()
+
+    def _order_digest(self, examples: object) -> bytes | None:
+        """Of what all workers must have in the same order; None if that cannot be told, or there is only one."""
+        return order_digest(examples) if self._workers > 1 else None
+
+    def _compare_order(self, digests: Sequence[bytes | None]) -> None:
+        if any(digest is None for digest in digests):
+            return
+        if len(set(digests)) > 1:
+            raise ValueError(
+                f"the workers have other {self._names[0]}, or the same in another order: shards would overlap, and an "
+                "example could be in two micro-batches of a step. Give every worker the whole data set in one order, "
+                "for example sorted; sets and folder listings have no order of their own"
+            )
+        self.is_order_compared = True
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         """Checks the arguments; what the workers must agree on, and what worker 0 tells the others."""
@@ -179,6 +200,7 @@ class Batches(Sampler[list[int]]):
             "steps_per_epoch": self.steps_per_epoch,
             "together": self.together,
             "seeded": self.seed is not None,
+            "order_compared": self.is_order_compared,
         }
 
     # ---------------------------------------------------------------- checkpoints
@@ -213,8 +235,63 @@ class Batches(Sampler[list[int]]):
         return len(range(self._rank, self.examples, self._workers))
 
     def _generator(self, purpose: str) -> np.random.Generator:
-        digest = hashlib.blake2b(f"{purpose}/{self._rank}".encode(), key=self._key, digest_size=32).digest()
+        """Random numbers of this worker alone."""
+        return self._common_generator(f"{purpose}/{self._rank}")
+
+    def _common_generator(self, purpose: str) -> np.random.Generator:
+        """Random numbers that are the same on all workers with the same key."""
+        digest = hashlib.blake2b(purpose.encode(), key=self._key, digest_size=32).digest()
         return np.random.default_rng(int.from_bytes(digest, "little"))
+
+
+class RandomDraws(Batches):
+    """Samplers whose steps are independent, secret draws, which must never come again unless a seed was given."""
+
+    _process: int  # the one that may draw
+
+    @property
+    def _is_common(self) -> bool:
+        """Whether all workers must draw the same, from the secret of worker 0."""
+        raise NotImplementedError
+
+    def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
+        self._process = os.getpid()
+        return super()._prepare()[0], self._secret if self._is_common else None
+
+    @property
+    def common_draws(self) -> str | None:
+        """A digest of what the draws follow from, where it must be alike on all workers."""
+        return hashlib.blake2b(self._key, digest_size=8).hexdigest() if self._is_common else None
+
+    def _epoch_key(self) -> bytes:
+        # A pass over an epoch that was seen before draws anew, as the accounting wants independent steps; without a
+        # seed, also what is run again after a checkpoint was loaded.
+        what = f"pass {self.passes}"
+        if self.seed is None:
+            what += f", move {self.moves}"
+        return hashlib.blake2b(what.encode(), key=self._secret, digest_size=32).digest()
+
+    def _check_process(self) -> None:
+        """A forked process must not draw the same."""
+        if self._process != os.getpid():
+            self._renew_secret()
+
+    def _renew_secret(self) -> None:
+        self._process = os.getpid()
+        if self.seed is None:
+            if self._is_common and self._workers > 1:
+                name = type(self).__name__
+                raise RuntimeError(f"workers cannot agree on the draws of a copy of {name}: make a new one")
+            self._secret = secrets.token_bytes(32)
+        self._key = self._epoch_key()
+
+    def __getstate__(self) -> dict[str, Any]:
+        secret = ("_secret", "_key") if self.seed is None else ()
+        return {name: value for name, value in self.__dict__.items() if name not in secret}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._renew_secret()
 
 
 def _count(examples: int | Sized) -> int:

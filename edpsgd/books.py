@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 
-from edpsgd import agreement
+from edpsgd import agreement, checks
 from edpsgd.batches import Batches
 from edpsgd.budget import Allowance, Budget
 from edpsgd.collectives import Collective
 from edpsgd.events import Event, LedgerError
 from edpsgd.ledger import Ledger
+
+# What any worker does is a condition of ε for all of them: bits of one byte in the step's message.
+_MARKS = {"one_pass": 1, "loss_scaling": 2, "clip_fraction_read": 4}
 
 
 class Books:
@@ -32,7 +37,8 @@ class Books:
         self._moves = 0 if batches is None else batches.moves
         self._resumed = False
         self._failure: Exception | None = None
-        self._is_alone = collective.size == 1
+        self._collective, self._path = collective, path
+        self._place = (collective.rank, collective.size)
         self._open(collective, path, run)
         self._allowance = Allowance(budget, self.ledger) if budget else None
 
@@ -66,7 +72,7 @@ class Books:
         try:
             entry()
         except OSError as error:
-            if self._is_alone:
+            if self._place[1] == 1:
                 raise
             self._failure = error
 
@@ -86,6 +92,61 @@ class Books:
     def note(self, settings: dict[str, Any]) -> None:
         """Writes down settings that have changed."""
         self._write(lambda: self.ledger.note_change(settings))
+
+    def note_once(self, what: str) -> None:
+        """Writes down that the run does something on which a condition of ε depends."""
+        if not self._is_noted(what):
+            self.note({what: True})
+
+    def _is_noted(self, what: str) -> bool:
+        return bool(self.ledger.runs[-1].get(what))
+
+    @property
+    def marks(self) -> int:
+        """What of that this worker knows, for the step's message."""
+        return sum(mark for what, mark in _MARKS.items() if self._is_noted(what))
+
+    def note_of_others(self, marks: list[int]) -> None:
+        """What other workers do and this one, perhaps without data yet, does not; on disk before the model moves."""
+        all_marks = reduce(or_, marks)
+        new = [what for what, mark in _MARKS.items() if all_marks & mark and not self._is_noted(what)]
+
+        def write() -> None:
+            for what in new:
+                self.ledger.note_change({what: True})
+
+        if marks[0] == all_marks:  # worker 0, who keeps the file, knows it all
+            write()
+        else:
+            agreement.together(self._collective, write)
+
+    # ---------------------------------------------------------------- workers that have changed
+
+    def displaced(self) -> RuntimeError | None:
+        """Why no step may be taken if this is another worker now, or one of more or fewer, than at construction.
+
+        Noise, shards and the ledger's file follow from the worker's number.
+        """
+        now = (self._collective.rank, self._collective.size)
+        if now == self._place:
+            return None
+        rank, size = self._place
+        return RuntimeError(
+            f"this was worker {rank} of {size} when its optimizer was made, and is worker {now[0]} of {now[1]} now: "
+            "load a checkpoint on all workers, or make sampler and optimizer anew"
+        )
+
+    def _moved_ledger(self) -> Ledger:
+        """The ledger for where this worker is now: worker 0 keeps the file, which knows of every release."""
+        was_first, is_first = self._place[0] == 0, self._collective.rank == 0
+        if self._path is None or was_first == is_first:
+            return self.ledger
+        if is_first:
+            return Ledger(self._path)
+        self.ledger.close()
+        ledger = Ledger()
+        ledger.load_state_dict(self.ledger.state_dict())
+        return ledger
 
     def grouping(
         self, losses: torch.Tensor, units: torch.Tensor | None, count: int | None, unit: str
@@ -210,13 +271,24 @@ class Books:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a checkpoint was written; one that does not fit changes nothing."""
         batches = self.batches if "batches" in state else None
+        checks.check_place(self.batches, self._collective)
         if batches is not None:
             batches.check_state(state["batches"])
-        self.ledger.load_state_dict(state["ledger"])
+        ledger = self._moved_ledger()
+        ledger.load_state_dict(state["ledger"])
+        self.ledger = ledger
+        self._settle()
         self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
         if batches is not None:
             batches.load_state_dict(state["batches"])
             self._moves = batches.moves
+
+    def _settle(self) -> None:
+        """From here on the worker is the one that it is now."""
+        now = (self._collective.rank, self._collective.size)
+        if now[1] != self._place[1]:
+            self.ledger.note_change({"workers": now[1]})
+        self._place = now
 
     def resume(self) -> None:
         """After a checkpoint was loaded: goes on with the event in the middle of which it was written."""
@@ -226,10 +298,11 @@ class Books:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._place = (self._collective.rank, self._collective.size)
         self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_allowance": None}
+        return {**self.__dict__, "_allowance": None, "_path": None}  # the file stays with the original
 
 
 def _failure_of(entry: Callable[[], None]) -> Exception | None:

@@ -35,6 +35,14 @@ _SEEDED_SAMPLING = (
     "the batches come from a given seed: it holds only while the seed is secret, and is used for no other run and for "
     "no step that was run again"
 )
+_ORDER_OF_WORKERS = (
+    "the sampler could not compare the data of the workers: it holds if all of them have the same ones in the same "
+    "order. Give it the data set instead of a number"
+)
+_FOLLOWED = (
+    "clip_norm was changed after clip_fraction was read, which no noise covers: it holds if the change does not follow "
+    "from what was read"
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ def bound(
     batching, conditions = _batching(charged), _conditions(events, runs)
     if batching == "poisson":
         epsilon = accounting.compose(_steps(charged), delta, composition)
-        return Bound(epsilon, delta, "PLD, Poisson sampling", f"add or remove one {unit}", conditions)
+        return Bound(epsilon, delta, "PLD, Poisson sampling", _sampled_neighbours(runs), conditions)
     if batching == "fixed_size":
         epsilon = accounting.fixed_size_epsilon(_steps(charged), delta)
         return Bound(epsilon, delta, "RDP, rounds of a fixed size", f"replace one {unit}", conditions)
@@ -210,6 +218,38 @@ def _neighbours(runs: Sequence[Mapping[str, Any]]) -> str:
     return "blank one example" if _has_single_examples(runs) else "replace or blank one example"
 
 
+def _sampled_neighbours(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Where the micro-batch of an example followed from its index, removing one moved all later ones to others."""
+    unit = unit_of(runs)
+    for run in runs:
+        batches = run.get("batches") or {}
+        is_split = run.get("workers", 1) * (batches.get("micro_batches") or 1) > 1
+        if run.get("unit") == "micro_batch" and is_split and batches.get("slots") != "drawn":
+            return f"blank one {unit}, its index stays"
+    return f"add or remove one {unit}"
+
+
+def _is_clip_norm_followed(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the clip norm changed after the share of clipped units was read."""
+    was_read, before = False, None
+    for number, run in enumerate(runs):
+        following = runs[number + 1] if number + 1 < len(runs) else {}
+        is_unused = following.get("clip_norm_restored") and not run.get("clip_norm_restored")
+        if is_unused:  # a checkpoint with another clip norm was loaded before the first step
+            continue
+        clip_norm = run.get("clip_norm")
+        if was_read and clip_norm != before:
+            return True
+        was_read, before = was_read or bool(run.get("clip_fraction_read")), clip_norm
+    return False
+
+
+def _is_order_unknown(run: Mapping[str, Any]) -> bool:
+    """Whether a sampler shared examples out to several workers that may have them in different orders."""
+    batches = run.get("batches")
+    return batches is not None and run.get("workers", 1) > 1 and not batches.get("order_compared")
+
+
 def _conditions(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     unvouched = [e for e in events if e.batching == "unvouched" and e.kind == "gradients" and e.steps]
     conditions = {
@@ -218,6 +258,8 @@ def _conditions(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> t
         _word(any(e.epoch is not None for e in unvouched), runs): bool(unvouched),
         _ONE_PASS: any(run.get("one_pass") for run in runs),
         _ORDER: any(run.get("one_pass") and (run.get("batches") or {}).get("together") for run in runs),
+        _ORDER_OF_WORKERS: any(_is_order_unknown(run) for run in runs),
+        _FOLLOWED: _is_clip_norm_followed(runs),
         _SCALED: any(run.get("loss_scaling") for run in runs),
         _ROUNDED: any(run.get("compression") for run in runs),
         _SEEDED: any(run.get("seeded") for run in runs),
@@ -232,7 +274,13 @@ def _word(has_epochs: bool, runs: Sequence[Mapping[str, Any]]) -> str:
     """What nobody but the user knows of batches that no sampler made; without epochs every step is a pass."""
     alone = "every micro-batch held one example, " if _has_single_examples(runs) else ""
     where = "an epoch, of one step or of several," if has_epochs else "a step"
+    numbers = "the number of steps does not"
+    if any(run.get("unit") == "micro_batch" for run in runs):  # then it is the divisor too, and sets the noise
+        numbers = (
+            "neither the number of steps nor that of micro-batches in a step (which backward() takes from `units`, "
+            "if not from `count`) does"
+        )
     return (
         f"no sampler vouches for the batches: it holds if {alone}no example was in two micro-batches of {where} and "
-        "the number of steps does not depend on the data"
+        f"{numbers} depend on the data"
     )

@@ -31,6 +31,8 @@ _LONGEST_STATEMENT = 200
 _MEANING = {
     "add or remove one example": "Two data sets are neighbours if one has one example more than the other: it was "
     "added or removed.",
+    "blank one example, its index stays": "Two data sets are neighbours if one example of the first is blank in the "
+    "second, where it keeps its place and contributes nothing. To remove one, so that others move up, is not covered.",
     "replace or blank one example": "Two data sets are neighbours if they have the same size and differ in one "
     "example: it is replaced by any other, or blanked, so that it contributes nothing.",
     "add or remove one user": "Two data sets are neighbours if one has one user more than the other, with all that "

@@ -138,6 +138,10 @@ class ClipCounter:
         clipped = factors < 1.0
         if clipped.dim() > finite.dim():
             clipped = clipped.any(dim=-1)
+        self.add_known(clipped, finite)
+
+    def add_known(self, clipped: torch.Tensor, finite: torch.Tensor) -> None:
+        """The same for micro-batches of which it is known whether they were clipped."""
         counts = torch.stack([(clipped & finite).sum(), finite.sum()]).long()
         self._counts = counts if self._counts is None else self._counts.to(counts.device) + counts
 

@@ -7,10 +7,7 @@ with n_k examples, W the sum of all weights, S the clip norm.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edpsgd.arguments import check_count, check_number
-from edpsgd.batches import Batches
+from edpsgd.batches import Batches, RandomDraws
 from edpsgd.collectives import Collective
 from edpsgd.sampling import PoissonBatches
 
@@ -122,6 +119,10 @@ class Users(Batches):
                 raise ValueError("weight_cap needs the number of examples of each user: give these instead of a count")
         return super()._prepare()
 
+    def _order_digest(self, examples: object) -> bytes | None:
+        """Of the users' numbers of examples, if they were given."""
+        return super()._order_digest(self._counts)
+
     def fits(self, unit: str) -> bool:
         """Only users."""
         return unit == "user"
@@ -204,7 +205,7 @@ class PoissonUsers(Users, PoissonBatches):
         return prepared
 
 
-class FixedSizeUsers(Users):
+class FixedSizeUsers(Users, RandomDraws):
     """Rounds of a fixed number of users, drawn without replacement: sound for replacing one user.
 
     All workers draw the same round, and each keeps its own users of it. The accounting is looser than with
@@ -240,7 +241,7 @@ class FixedSizeUsers(Users):
         seed: int | None = None,
     ) -> None:
         self._counts, self._cap, self._denominator = _listed(users), weight_cap, denominator
-        self.cohort, self._rounds, self._process = cohort, rounds_per_epoch, os.getpid()
+        self.cohort, self._rounds = cohort, rounds_per_epoch
         super().__init__(self._counts if isinstance(self._counts, int) else len(self._counts), 0, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
@@ -253,42 +254,18 @@ class FixedSizeUsers(Users):
         check_count(self._names[1], self.steps_per_epoch)
         prepared = super()._prepare()
         self.reach = 2.0  # one user out and one in; with a ClippedDenominator too, since S·(w + w' + |w − w'|) ≤ 2S
-        return prepared[0], self._secret  # worker 0's, so that all workers draw the same
+        return prepared
+
+    @property
+    def _is_common(self) -> bool:
+        return True
 
     def describe(self) -> dict[str, Any]:
         """What the ledger and the card say about it."""
         return {**super().describe(), "sampling_rate": self.sampling_rate, "cohort": self.cohort}
 
-    @property
-    def common_draws(self) -> str | None:
-        """A digest of what the draws follow from, which must be alike on all workers."""
-        return hashlib.blake2b(self._key, digest_size=8).hexdigest()
-
-    def _epoch_key(self) -> bytes:
-        # Without a seed, steps that are run again after a checkpoint was loaded draw anew, alike on all workers.
-        what = f"pass {self.passes}" if self.seed is not None else f"pass {self.passes}, move {self.moves}"
-        return hashlib.blake2b(what.encode(), key=self._secret, digest_size=32).digest()
-
     def _draw(self, step: int) -> list[list[int]]:
-        if self._process != os.getpid():  # a forked process must not draw the same
-            self._renew_secret()
-        digest = hashlib.blake2b(f"round {step}".encode(), key=self._key, digest_size=32).digest()
-        generator = np.random.default_rng(int.from_bytes(digest, "little"))
+        self._check_process()
+        generator = self._common_generator(f"round {step}")
         chosen = generator.choice(self.examples, self.cohort, replace=False, shuffle=False)
         return [sorted(int(user) for user in chosen if user % self._workers == self._rank)]
-
-    def _renew_secret(self) -> None:
-        self._process = os.getpid()
-        if self.seed is None:
-            if self._workers > 1:
-                raise RuntimeError("workers cannot agree on the draws of a copy of FixedSizeUsers: make a new one")
-            self._secret = secrets.token_bytes(32)
-            self._key = self._epoch_key()
-
-    def __getstate__(self) -> dict[str, Any]:
-        secret = ("_secret", "_key") if self.seed is None else ()
-        return {name: value for name, value in self.__dict__.items() if name not in secret}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._renew_secret()

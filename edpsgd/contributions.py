@@ -15,6 +15,8 @@ from edpsgd.layers import Layers
 from edpsgd.settings import Settings
 from edpsgd.units import UnitGradients
 
+_CLAIM = "edpsgd.backward"
+
 
 class Contributions:
     """The units of a step so far.
@@ -39,7 +41,11 @@ class Contributions:
         layers.sum.clear()
 
     def add(
-        self, gradients: Sequence[torch.Tensor | None], loss_scale: torch.Tensor | None, weight: float | torch.Tensor
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        loss_scale: torch.Tensor | None,
+        weight: float | torch.Tensor,
+        was_clipped: torch.Tensor | None = None,
     ) -> None:
         """Clips a unit's gradient and adds it to the sum, which may overwrite it; without gradients, an empty unit.
 
@@ -47,6 +53,7 @@ class Contributions:
             gradients: of the layers.
             loss_scale: what the loss was multiplied by, if not by 1.
             weight: what the clipped gradient is multiplied by.
+            was_clipped: whether it was clipped before it came, if it was made within the ball.
         """
         self.closed += 1
         if all(gradient is None for gradient in gradients):
@@ -60,7 +67,10 @@ class Contributions:
             self._add_norms(norms, finite)
         else:
             factors = clip_factors(norms, self._settings, self._layers)
-            self._clips.add(factors, finite)
+            if was_clipped is None:
+                self._clips.add(factors, finite)
+            else:
+                self._clips.add_known(was_clipped, finite)
             self._layers.sum.add_(gradients, torch.where(finite, factors * factor, 0.0))
 
     def add_units(
@@ -105,3 +115,28 @@ def clip_factors(norms: torch.Tensor, settings: Settings, layers: Layers) -> tor
     """What a unit's gradient is multiplied by: one number, or one for each layer."""
     clip = clipping.per_layer_factors if settings.clipping == "per_layer" else clipping.flat_factor
     return clip(norms, settings.clip_norm, layers.scale_tensor)
+
+
+def claim_losses(losses: torch.Tensor, owner: object) -> None:
+    """Refuses losses that went through backward() before: what they tell of their examples would be released twice."""
+    if losses.grad_fn is None:
+        return
+    claims: dict[str, int] = losses.grad_fn.metadata  # type: ignore[assignment]  # lives as long as the graph
+    if _CLAIM not in claims:
+        claims[_CLAIM] = id(owner)
+        return
+    if claims[_CLAIM] == id(owner):
+        raise RuntimeError(
+            "these losses went through backward() before: every example would count twice. Compute them again"
+        )
+    raise RuntimeError(
+        "these losses went through backward() of another PrivateOptimizer: every example would be released by both, "
+        "and neither ledger counts what the other releases. Give all parameters to one PrivateOptimizer, in several "
+        "groups if they need different learning rates"
+    )
+
+
+def release_losses(losses: torch.Tensor) -> None:
+    """Takes the claim back, if nothing came of it."""
+    if losses.grad_fn is not None:
+        losses.grad_fn.metadata.pop(_CLAIM, None)  # type: ignore[attr-defined]

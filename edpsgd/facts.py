@@ -29,6 +29,8 @@ def _sampling(run: Mapping[str, Any], released: Sequence[Event]) -> str:
         word = "no example is in two micro-batches of " + ("an epoch" if told else "a step")
         if run.get("unit") == "example":
             word = f"every micro-batch is one example, and {word}"
+        elif run.get("unit") == "micro_batch":
+            word += ", and that the number of micro-batches in a step, which sets divisor and noise, is no secret"
         steps = "" if told else " set_epoch was not called, so every step counts as if all examples were in it."
         return f"No sampler vouches for the batches: the user's word is that {word}.{steps}"
     mixed = any(e.batching == "unvouched" for e in released if e.kind == "gradients")

@@ -163,8 +163,8 @@ class Federated:
         try:
             share = self._share(drawn)
             for user in drawn:
-                self._train(partial(data, user), loss, share * self.users.weight(user))
-                self.optimizer.accumulate()
+                was_clipped = self._train(partial(data, user), loss, share * self.users.weight(user))
+                self.optimizer._accumulate_update(was_clipped)
             self.optimizer.step()
         except BaseException:  # if nothing was released, the same round can be tried again
             self.optimizer.abandon()
@@ -197,39 +197,52 @@ class Federated:
             self._asked = which, math.fsum(self._collective.gather(own))
         return self.users.share(self._asked[1])
 
-    def _train(self, data: Callable[[], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor], weight: float) -> None:
-        """Leaves the user's clipped and weighted update in .grad, with the opposite sign, and the model as it was."""
+    def _train(
+        self, data: Callable[[], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor], weight: float
+    ) -> torch.Tensor | None:
+        """Leaves the user's clipped and weighted update in .grad, with the opposite sign, and the model as it was.
+
+        Returns:
+            Whether any of the user's steps had to be brought back into the ball, on the device; None without a batch.
+        """
+        was_clipped: torch.Tensor | None = None
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         try:
             for batch in self.local.batches(data):
                 gradients = torch.autograd.grad(loss(batch), parameters, allow_unused=True, materialize_grads=True)
-                self._descend(parameters, start, gradients)
+                clips = self._descend(parameters, start, gradients)
+                was_clipped = clips if was_clipped is None else was_clipped | clips
             moved = torch._foreach_sub(start, [p.detach() for p in parameters])
             self._clip(moved)  # once more: in half precision, the last step into the ball is rounded
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, start)
+        if was_clipped is None:  # no data: an empty unit
+            return None
         for parameter, difference in zip(parameters, torch._foreach_mul(moved, weight), strict=True):
             parameter.grad = difference
+        return was_clipped
 
     @torch.no_grad()
     def _descend(
         self, parameters: list[torch.Tensor], start: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]
-    ) -> None:
-        """A step of SGD, then back into the ball around where the user started."""
+    ) -> torch.Tensor:
+        """A step of SGD, then back into the ball around where the user started; whether that was needed."""
         torch._foreach_add_(parameters, gradients, alpha=-self.local.learning_rate)
         moved = torch._foreach_sub(parameters, start)
-        self._clip(moved)
+        factors = self._clip(moved)
         torch._foreach_copy_(parameters, torch._foreach_add(start, moved))
+        return (factors < 1.0).any()
 
     @torch.no_grad()
-    def _clip(self, moved: tuple[torch.Tensor, ...]) -> None:
-        """To the clip norm, in place."""
+    def _clip(self, moved: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """To the clip norm, in place; the factor of each layer."""
         norms = clipping.layer_norms(moved, moved[0].device)
         clip = clipping.per_layer_factors if self._clipping == "per_layer" else clipping.flat_factor
         factors = clip(norms, self.optimizer.clip_norm, None).expand(len(moved))
         torch._foreach_mul_(moved, [factor.to(part) for factor, part in zip(factors.unbind(), moved, strict=True)])
+        return factors
 
 
 def as_if(ledger: Ledger, delta: float, users: int, cohort: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import torch
 
 from edpsgd import noise
 from edpsgd.noise import GaussianStream, chunks
+
+_LARGEST_FLOAT16 = 0.99 * torch.finfo(torch.float16).max
 
 
 @dataclass
@@ -72,7 +75,7 @@ class GradientSum:
 
     def scale_(self, factor: float) -> None:
         """Multiplies the sum."""
-        for buffer in self._buffers if not self._is_empty else ():
+        for buffer in self._buffers if not self._is_empty and factor != 1.0 else ():
             buffer.gradient.mul_(factor)
 
     def add_(self, gradients: Sequence[torch.Tensor | None], factors: torch.Tensor) -> None:
@@ -106,12 +109,11 @@ class GradientSum:
         self._is_empty = False
         return self.views
 
-    def keep_finite_(self, workers: int, dtype: torch.dtype | None) -> None:
-        """Bounds every element if it travels in float16, so that the sum over the workers is finite."""
-        if dtype is torch.float16:
-            limit = 0.99 * torch.finfo(torch.float16).max / workers
-            for buffer in self._buffers:
-                buffer.gradient.clamp_(-limit, limit)
+    def keep_finite_(self, workers: int) -> None:
+        """Bounds every element, so that the sum over the workers is finite in float16."""
+        limit = _LARGEST_FLOAT16 / workers
+        for buffer in self._buffers:
+            buffer.gradient.clamp_(-limit, limit)
 
     def add_noise_(self, stream: GaussianStream, stds: Sequence[float], shard: int, shards: int) -> None:
         """Adds Gaussian noise of each layer's std to one of equal shards of the coordinates."""
@@ -124,6 +126,23 @@ class GradientSum:
                 if max(first, start) < min(last, end):
                     stream.add_to(buffer.flat[max(first, start) : min(last, end)], std)
         self._is_empty = False
+
+
+def float16_factor(stds: Sequence[float], largest: float, workers: int) -> float:
+    """A power of two, 1 in most settings, with which noise keeps its law in float16, neither bounded nor rounded away.
+
+    Args:
+        stds: of the noise of one worker, for each layer; public numbers.
+        largest: what an element of a worker's sum of clipped gradients is expected not to exceed; public.
+        workers: whose sum must fit into float16.
+    """
+    smallest = min(stds)
+    if smallest <= 0:  # no noise is promised
+        return 1.0
+    limit = _LARGEST_FLOAT16 / workers
+    reach = largest + 12 * max(stds)
+    is_fitting = reach <= limit and smallest >= torch.finfo(torch.float16).tiny
+    return 1.0 if is_fitting else 2.0 ** math.floor(math.log2(limit / reach))
 
 
 def _make_buffer(parameters: Sequence[torch.Tensor], layers: list[int], tail: int) -> _Buffer:

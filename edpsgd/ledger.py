@@ -88,6 +88,11 @@ class Ledger:
         return self._current is not None
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more entries."""
+        return self._is_closed
+
+    @property
     def open_event(self) -> Event | None:
         """The event that steps to come belong to, if one is open."""
         return None if self._current is None else self.events[self._current]

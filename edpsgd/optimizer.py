@@ -6,8 +6,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import torch
@@ -18,18 +16,18 @@ from edpsgd.arguments import check_count
 from edpsgd.batches import Batches
 from edpsgd.books import Books
 from edpsgd.bounds import Bound
-from edpsgd.budget import Budget, BudgetExhausted
+from edpsgd.budget import Budget
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve, wire_dtype
-from edpsgd.contributions import Contributions
+from edpsgd.contributions import Contributions, claim_losses, release_losses
+from edpsgd.gradients import float16_factor
 from edpsgd.layers import Layers, describe_parameters, find_scales
 from edpsgd.ledger import Ledger
+from edpsgd.message import StepMessage
 from edpsgd.noise import Decay, GaussianSource
 from edpsgd.settings import Settings
 from edpsgd.units import UnitGradients
 from edpsgd.wrapper import OptimizerWrapper
-
-_MARKS = {"one_pass": 1, "loss_scaling": 2}  # what any worker does is a condition of ε for all of them
 
 
 class PrivateOptimizer(OptimizerWrapper):
@@ -46,8 +44,9 @@ class PrivateOptimizer(OptimizerWrapper):
         noise_multiplier: z, the noise std over the sensitivity, in epoch 0. 0 switches the noise off.
         noise_decay: None, ``LinearDecay(tau)``, ``ExponentialDecay(tau)`` or any callable epoch -> factor > 0.
         clipping: "flat" clips the whole gradient by one factor, "per_layer" each parameter tensor by its own.
-        unit: "micro_batch", "example" if every micro-batch holds exactly one example: half the sensitivity; or "user",
-            which ``edpsgd.Federated`` is for.
+        unit: "micro_batch", "example" if every micro-batch holds exactly one example: half the sensitivity (without
+            ``batches``, close each with ``accumulate()`` or use ``backward(losses)``); or "user", which
+            ``edpsgd.Federated`` is for.
         layer_scaling: None, public scales by parameter name, or ``FirstStepNorms(...)``.
         noise: "calibrated" for the noise that the multiplier promises, or "paper" for the published algorithm, whose
             real multiplier is smaller and is what the ledger records.
@@ -61,6 +60,7 @@ class PrivateOptimizer(OptimizerWrapper):
         divisor: for unit="example", the public, expected number of examples in a step over all workers.
         compression: None, "fp16" or (torch.distributed only) "bf16" on the wire; needs per-worker noise.
         ledger: a file that records every step before it is released; continued if it exists. In memory without.
+            Worker 0 writes it, and all workers must name one.
         batches: the ``ShuffledBatches`` or ``PoissonBatches`` that the training draws from. It vouches for the batching
             in the ledger, and steps that do not match its batches are refused. Without one, batching is your word.
         budget: ``Budget(epsilon, delta)``; the step that would exceed it raises ``BudgetExhausted`` on all workers.
@@ -88,8 +88,7 @@ class PrivateOptimizer(OptimizerWrapper):
     _noise_multiplier: float  # of the current epoch
     _layers: Layers  # what the wrapped optimizer holds and trains
     _parts: Contributions  # the micro-batches of the step so far
-    _scaler: GradScaler | None
-    _has_unscaled: bool  # whether a micro-batch of the step came without a scaler
+    _scaling: amp.LossScaling  # of the step so far
     _is_inner_known: bool  # whether the wrapped optimizer was seen to keep no gradient
     _are_losses_checked: bool  # whether check_losses found that no loss depends on other examples
 
@@ -138,8 +137,12 @@ class PrivateOptimizer(OptimizerWrapper):
             check_compression(self._collective, compression)
             self._set_up()
             checks.check_no_ddp(list(self._layers.parameters.values()))
-            trained = {"the trained parameters": self._layers.description, "budget": repr(budget)}
-            return {**self._run(batches), **describe_parameters(self._named), **trained}
+            others = {
+                "the trained parameters": self._layers.description,
+                "budget": repr(budget),
+                "whether there is a ledger file": ledger is not None,
+            }
+            return {**self._run(batches), **describe_parameters(self._named), **others}
 
         # All workers fail together: one that raised alone would leave the others waiting.
         agreement.check_alike(agreement.together(self._collective, prepare))
@@ -173,9 +176,12 @@ class PrivateOptimizer(OptimizerWrapper):
     def clip_norm(self, clip_norm: float) -> None:
         if self._parts.closed:
             raise RuntimeError("clip_norm was set between accumulate() and step(): finish the step first")
+        self._change_clip_norm(clip_norm)
+
+    def _change_clip_norm(self, clip_norm: float, **marks: bool) -> None:
         if clip_norm != self.clip_norm:
             settings = replace(self._settings, clip_norm=clip_norm)
-            self._books.note(settings.describe())  # if that fails, nothing has changed
+            self._books.note({**settings.describe(), **marks})  # if that fails, nothing has changed
             self._settings = settings
             self._start_step()
 
@@ -184,8 +190,11 @@ class PrivateOptimizer(OptimizerWrapper):
         """The share of this worker's micro-batches that were clipped in this epoch; NaN if there were none.
 
         Per layer, one clipped layer is enough. Empty micro-batches and discarded ones do not count. Only reading it
-        waits for the device. It is a diagnostic that no noise covers: it is for the trainer's eyes only.
+        waits for the device. It is a diagnostic that no noise covers: it is for the trainer's eyes only, and once it
+        was read, a change of ``clip_norm`` is a condition of ε.
         """
+        if not self.ledger.is_closed:
+            self._books.note_once("clip_fraction_read")
         return self._clips.share()
 
     def epsilon(self, delta: float) -> Bound:
@@ -225,13 +234,17 @@ class PrivateOptimizer(OptimizerWrapper):
         self._follow_parameters()
         self._close_micro_batch(self._loss_scale(scaler), last=False)
 
+    @torch.no_grad()
+    def _accumulate_update(self, was_clipped: torch.Tensor | None) -> None:
+        """For Federated: the same for a user's update, which was made within the ball."""
+        self._follow_parameters()
+        self._close_micro_batch(self._loss_scale(None), last=False, was_clipped=was_clipped)
+
     def _loss_scale(self, scaler: GradScaler | None) -> torch.Tensor | None:
-        if scaler is None or not scaler.is_enabled():
-            self._has_unscaled = True
-            return None
-        self._scaler = scaler
-        self._note("loss_scaling")
-        return amp.loss_scale(scaler, self, self._layers.sum.home)
+        scale = self._scaling.scale(scaler, self, self._layers.sum.home)
+        if scale is not None:
+            self._books.note_once("loss_scaling")
+        return scale
 
     def backward(
         self,
@@ -257,22 +270,16 @@ class PrivateOptimizer(OptimizerWrapper):
             found = f"a {type(losses).__name__}" if shape is None else f"shape {tuple(shape)}"
             raise ValueError(f"losses must be one number for each example, a tensor of shape (B,), got {found}")
         self._follow_parameters()
-        self._note("one_pass")
+        self._books.note_once("one_pass")
         loss_scale = self._loss_scale(scaler)
+        claim_losses(losses, self)
         try:
             numbers, count = self._books.grouping(losses, units, count, self._settings.unit)
             self._parts.add_units(self._engine, losses, numbers, count, loss_scale)
         except BaseException:  # some units may be counted, and not in the sum
+            release_losses(losses)
             self.abandon()
             raise
-
-    def _note(self, what: str) -> None:
-        """Writes down, once, that the run does something on which a condition of ε depends."""
-        if not self._is_noted(what):
-            self._books.note({what: True})
-
-    def _is_noted(self, what: str) -> bool:
-        return bool(self.ledger.runs[-1].get(what))
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""
@@ -295,6 +302,7 @@ class PrivateOptimizer(OptimizerWrapper):
         """The algorithm: clip, pay, add noise, sum over the workers, update."""
         self._check_scaling()
         self._follow_parameters()
+        refusal = self._refusal_of_place() or self._refusal_of_open_example()
         if self._layers.have_gradients():
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
@@ -303,53 +311,77 @@ class PrivateOptimizer(OptimizerWrapper):
         number, self._steps = self._steps, self._steps + 1  # even if the step fails, its noise is not used again
         try:
             if self._layers.scales is None:
-                self._measure_scales(number)
+                self._measure_scales(number, refusal)
             else:
-                refusal = self._charge()
+                refusal = self._charge(refusal)
                 self._add_noise(number)
                 self._send(number, refusal)
                 self._update()
         finally:
-            if self._scaler is not None:
-                amp.report_overflow(self._scaler, self, self._parts.discarded)
+            self._scaling.report(self, self._parts.discarded)
             self._start_step()
 
     def _check_scaling(self) -> None:
-        """A GradScaler that calls step() has set attributes; perhaps after unscale_(), and then only the second one."""
-        if self._has_unscaled and getattr(self, "grad_scale", None) is not None:
+        try:
+            self._scaling.check(self)
+        except RuntimeError:
             self.abandon()
-            raise RuntimeError(
-                "scaler.step() after accumulate() or backward() without the scaler: their losses were scaled, but not "
-                "their gradients back. Pass scaler=scaler to them"
-            )
-        if getattr(self, "found_inf", None) is not None:
-            self._note("loss_scaling")
+            raise
+        if getattr(self, "found_inf", None) is not None:  # set by GradScaler, also where unscale_() came before
+            self._books.note_once("loss_scaling")
 
-    def _close_micro_batch(self, loss_scale: torch.Tensor | None, last: bool) -> None:
+    def _refusal_of_place(self) -> Exception | None:
+        """A worker that has become another one sends an empty message of the size that the others expect."""
+        refusal = self._books.displaced()
+        if refusal is not None:
+            self.zero_grad()
+            self._lay_out()
+            self._start_step()
+        return refusal
+
+    def _refusal_of_open_example(self) -> Exception | None:
+        """Without a sampler nobody knows how many examples are in a gradient that step() finds."""
+        is_known = self._settings.unit != "example" or self.batches is not None
+        if is_known or not self._layers.have_gradients():
+            return None
+        return RuntimeError(
+            "step() found a gradient that was not closed as that of one example, and the mean over a batch is none: "
+            "with unit='example' call optimizer.backward(losses) with one loss for each example, or "
+            "optimizer.accumulate() after the backward of each"
+        )
+
+    def _close_micro_batch(
+        self, loss_scale: torch.Tensor | None, last: bool, was_clipped: torch.Tensor | None = None
+    ) -> None:
         """Clip: adds the micro-batch's clipped gradient to the sum; ``last`` also divides the whole sum."""
         weight, gradients = 1.0, self._layers.take_gradients()
         if last:
             weight = 1.0 / (self._settings.divisor or self._collective.size * (self._parts.closed + 1))
             self._layers.sum.scale_(weight)
-        self._parts.add(gradients, loss_scale, weight)
+        self._parts.add(gradients, loss_scale, weight, was_clipped)
+
+    def _noise_stds(self) -> list[float]:
+        """Of this worker's share of the noise on the mean, for each layer."""
+        stds = self._settings.noise_per_worker(
+            self._noise_multiplier, self._collective.size, self._parts.closed, self._layers.scales or []
+        )
+        return [std / self._divisor for std in stds]
 
     def _add_noise(self, number: int) -> None:
         """Adds this worker's share of the noise to its sum."""
         workers, rank = self._collective.size, self._collective.rank
-        stds = self._settings.noise_per_worker(
-            self._noise_multiplier, workers, self._parts.closed, self._layers.scales or []
-        )
         shard, shards = (rank, workers) if self._settings.is_sharded else (0, 1)
-        self._layers.sum.add_noise_(self._source.stream(number), [std / self._divisor for std in stds], shard, shards)
+        self._layers.sum.add_noise_(self._source.stream(number), self._noise_stds(), shard, shards)
 
-    def _charge(self) -> Exception | None:
+    def _charge(self, refusal: Exception | None) -> Exception | None:
         """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk.
 
         If the step must not be taken, says why. The worker then sends noise only, and all of them raise an error.
         """
         workers, scales = self._collective.size, self._layers.scales or []
         z = self._settings.effective_noise(self._noise_multiplier, workers, self._parts.closed, scales)
-        refusal = self._books.refusal(z, self._parts.closed, self._epoch) or self._books.charge(z, self._epoch)
+        refusal = refusal or self._books.refusal(z, self._parts.closed, self._epoch)
+        refusal = refusal or self._books.charge(z, self._epoch)
         if refusal is not None:
             self._layers.sum.clear()
         return refusal
@@ -373,12 +405,13 @@ class PrivateOptimizer(OptimizerWrapper):
 
     # ---------------------------------------------------------------- scales measured in the first step
 
-    def _measure_scales(self, number: int) -> None:
+    def _measure_scales(self, number: int, refusal: Exception | None) -> None:
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
         layers, workers = len(self._layers), self._collective.size
         message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
         z = self._settings.first_step_norms.noise_multiplier or 0.0
-        refusal = self._books.refusal_of_layer_norms(z, self._parts.closed) or self._books.charge_layer_norms(z)
+        refusal = refusal or self._books.refusal_of_layer_norms(z, self._parts.closed)
+        refusal = refusal or self._books.charge_layer_norms(z)
         if refusal is None:
             message[:layers] += self._parts.norms
         std = self._settings.first_step_norms.noise_std / math.sqrt(workers)
@@ -392,9 +425,15 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _send(self, number: int, refusal: Exception | None) -> None:
         """Replaces the worker's noised part by the noised mean over all workers, compressed on the way if so asked."""
-        dtype = wire_dtype(self._settings.compression)
-        self._layers.sum.keep_finite_(self._collective.size, dtype)
-        self._sum_over_workers(self._layers.sum.wire, self._layers.sum.tail, number, refusal, dtype)
+        gradients, dtype = self._layers.sum, wire_dtype(self._settings.compression)
+        factor = 1.0
+        if dtype is torch.float16:
+            largest = 2 * self.clip_norm * max(self._layers.scales or [1.0])  # with room for uneven shares of a step
+            factor = float16_factor(self._noise_stds(), largest, self._collective.size)
+            gradients.scale_(factor)
+            gradients.keep_finite_(self._collective.size)
+        self._sum_over_workers(gradients.wire, gradients.tail, number, refusal, dtype)
+        gradients.scale_(1.0 / factor)
 
     def _sum_over_workers(
         self,
@@ -405,48 +444,21 @@ class PrivateOptimizer(OptimizerWrapper):
         dtype: torch.dtype | None = None,
     ) -> None:
         """The one message of the step, with what the workers must agree on and the discards riding in the tail."""
+        is_counted = self._settings.unit == "micro_batch"  # else it follows each worker's draw
         state = {
-            "the number of micro-batches in a step": self._parts.closed
-            if self._settings.unit == "micro_batch"
-            else None,
+            "the number of micro-batches in a step": self._parts.closed if is_counted else None,
             "the step counter": number,
             "the epoch": self._epoch,
-            "the step of the epoch": self._books.position,
             "the noise multiplier": self._noise_multiplier,
             "the clip norm": self.clip_norm,
             "the trained parameters": self._layers.description,
-            "the draws": self._books.draws,
-            "whether the step may be taken": _answer(refusal),
         }
-        own = sum(mark for what, mark in _MARKS.items() if self._is_noted(what))
-        try:
-            discarded, marks = agreement.exchange(
-                self._collective, tensors, tail, state, self._parts.discarded, own, dtype
-            )
-        except BaseException:
-            self._books.lose(self._epoch)
-            raise
-        if refusal is not None:
-            raise refusal
-        self._books.take()
-        self._note_of_others(marks)
+        expected = self._settings.divisor if self.batches is None else None
+        message = StepMessage(self._collective, self._books, self._parts, expected)
+        discarded = message.sum_(tensors, tail, state, refusal, dtype)
         if discarded and not self.discarded:
             checks.warn_of_discards(discarded, number)
         self.discarded += discarded
-
-    def _note_of_others(self, marks: list[int]) -> None:
-        """What other workers do and this one, perhaps without data yet, does not; on disk before the model moves."""
-        all_marks = reduce(or_, marks)
-        new = [what for what, mark in _MARKS.items() if all_marks & mark and not self._is_noted(what)]
-
-        def write() -> None:
-            for what in new:
-                self.ledger.note_change({what: True})
-
-        if marks[0] == all_marks:  # worker 0, who keeps the file, knows it all
-            write()
-        else:
-            agreement.together(self._collective, write)
 
     # ---------------------------------------------------------------- parameters
 
@@ -499,7 +511,7 @@ class PrivateOptimizer(OptimizerWrapper):
 
     def _start_step(self) -> None:
         self._parts = Contributions(self._layers, self._settings, self._clips)
-        self._scaler, self._has_unscaled = None, False
+        self._scaling = amp.LossScaling()
 
     # ---------------------------------------------------------------- checkpoints and copies
 
@@ -536,7 +548,8 @@ class PrivateOptimizer(OptimizerWrapper):
         self._books.load_state_dict(state)
         was_seeded = self._settings.seed is not None
         self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
-        self.clip_norm = state.get("clip_norm", self.clip_norm)
+        marks = {"clip_norm_restored": True} if self._steps == 0 else {}  # nothing was released under this one
+        self._change_clip_norm(state.get("clip_norm", self.clip_norm), **marks)
         if self._settings.seed is not None and not was_seeded:
             self.ledger.begin_run(self._run(self.batches), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
         self._books.resume()
@@ -558,8 +571,3 @@ class PrivateOptimizer(OptimizerWrapper):
         checks.check_place(self.batches, self._collective)
         self._set_up()
         self._load_own_state(own)
-
-
-def _answer(refusal: Exception | None) -> str:
-    """What workers compare; not what each of them has spent, as they may know of other conditions."""
-    return "yes" if refusal is None else f"no, {'the budget' if isinstance(refusal, BudgetExhausted) else refusal}"

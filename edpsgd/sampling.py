@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import secrets
 from collections.abc import Mapping, Sized
 from typing import Any
 
@@ -13,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edpsgd.arguments import check_choice, check_count, shown
-from edpsgd.batches import Batches
+from edpsgd.batches import Batches, RandomDraws
 from edpsgd.collectives import Collective
+
+_DRAWS = 2  # how Poisson draws follow from a seed; counts up when that changes
+_CHUNK = 1 << 20  # indices whose random numbers are held at once
 
 
 class ShuffledBatches(Batches):
@@ -123,7 +124,7 @@ class ShuffledBatches(Batches):
         return {**self.__dict__, "_secret": follow_up if self.seed is None else self._secret}
 
 
-class PoissonBatches(Batches):
+class PoissonBatches(RandomDraws):
     """Every example joins every step with probability q, independently: a batch sampler for torch's DataLoader.
 
     Sound for adding or removing one example, and the accounting profits from the sampling. Batches differ in size and
@@ -135,7 +136,8 @@ class PoissonBatches(Batches):
         steps_per_epoch: the length of what set_epoch counts; 1/q, rounded up, if None.
         unit: "micro_batch", or "example" for PrivateOptimizer(unit="example"): a worker's draw is then one batch, of
             which every example is to be a micro-batch of its own.
-        micro_batches: K, how many batches a worker's draw is split into; an example is always in the same one.
+        micro_batches: K, how many batches a worker has in a step. Each example of a step is in one of the N·K batches
+            of all workers, drawn independently of the others, so that removing one moves no other.
         together: whether the K batches of a step come as one, for ``optimizer.backward(losses)``.
         read_ahead: how many batches a DataLoader may draw before they are used, num_workers * prefetch_factor.
         collective: as for PrivateOptimizer.
@@ -180,8 +182,12 @@ class PoissonBatches(Batches):
         self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._steps is None else self._steps
         check_count(self._names[1], self.steps_per_epoch)
         self.micro_batches = self._slots if self.unit == "micro_batch" else None
-        self._process = os.getpid()
-        return super()._prepare()  # each worker keeps its secret to itself
+        return super()._prepare()
+
+    @property
+    def _is_common(self) -> bool:
+        # Units that are clipped one by one count alike on any worker: each draws from its shard, with its own secret.
+        return self.unit == "micro_batch"
 
     @property
     def expected_batch(self) -> float:
@@ -194,35 +200,43 @@ class PoissonBatches(Batches):
 
     def describe(self) -> dict[str, Any]:
         """What the ledger and the card say about it."""
-        return {**super().describe(), "sampling_rate": self.sampling_rate}
+        drawn = {"slots": "drawn"} if self._is_common else {}
+        return {**super().describe(), "sampling_rate": self.sampling_rate, **drawn}
 
-    def _epoch_key(self) -> bytes:
-        # A pass over an epoch that was seen before draws anew: the accounting wants independent steps.
-        return hashlib.blake2b(f"pass {self.passes}".encode(), key=self._secret, digest_size=32).digest()
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sampler stands; with a seed, also how its draws follow from it."""
+        state = super().state_dict()
+        return state if self.seed is None else {**state, "draws": _DRAWS}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuses the state of another kind of sampler, and one whose seed gave other draws."""
+        super().check_state(state)
+        if self.seed is not None and state.get("draws") != _DRAWS:
+            raise ValueError(
+                "the checkpoint is of another version, in which the same seed gave other batches: its run cannot be "
+                "repeated here. Go on with that version, or without a seed from the model alone"
+            )
 
     def _draw(self, step: int) -> list[list[int]]:
-        if self._process != os.getpid():  # a forked process must not draw the same
-            self._renew_secret()
-            self._process, self._key = os.getpid(), self._epoch_key()
-        chosen = np.flatnonzero(self._generator(f"step {step}").random(self._shard()) < (self.sampling_rate or 0.0))
-        number = self.micro_batches or 1
-        slots = [chosen[chosen % number == slot] for slot in range(number)]  # fixed by the example's own index
-        return [[int(i) * self._workers + self._rank for i in slot] for slot in slots]
+        self._check_process()
+        q = self.sampling_rate or 0.0
+        if not self._is_common:
+            chosen = np.flatnonzero(self._generator(f"step {step}").random(self._shard()) < q)
+            return [(chosen * self._workers + self._rank).tolist()]
+        return self._draw_micro_batches(self._common_generator(f"step {step}"), q)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where another sampler stood; without a seed, with draws of its own."""
-        self._renew_secret()
-        super().load_state_dict(state)
+    def _draw_micro_batches(self, generator: np.random.Generator, q: float) -> list[list[int]]:
+        """One random number for each index says whether it is drawn and, if it is, for which of the N·K micro-batches.
 
-    def _renew_secret(self) -> None:
-        if self.seed is None:
-            self._process, self._secret = os.getpid(), secrets.token_bytes(32)
-
-    def __getstate__(self) -> dict[str, Any]:
-        secret = ("_secret", "_key") if self.seed is None else ()
-        return {name: value for name, value in self.__dict__.items() if name not in secret}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._renew_secret()
-        self._key = self._epoch_key()
+        The number of an index does not depend on how many others there are.
+        """
+        own = self.micro_batches or 1
+        slots = self._workers * own
+        batches: list[list[int]] = [[] for _ in range(own)]
+        for start in range(0, self.examples, _CHUNK):
+            numbers = generator.random(min(_CHUNK, self.examples - start))
+            chosen = np.flatnonzero(numbers < q)
+            slot = np.minimum((numbers[chosen] * (slots / q)).astype(np.int64), slots - 1)  # never beyond, by rounding
+            for k, batch in enumerate(batches):
+                batch += (chosen[slot == self._rank * own + k] + start).tolist()
+        return batches

@@ -45,6 +45,8 @@ class Settings:
             raise ValueError(
                 f"layer_scaling must be None, a mapping name -> scale or FirstStepNorms, got {self.layer_scaling!r}"
             )
+        if isinstance(self.layer_scaling, Mapping):  # a copy that nobody else can change
+            object.__setattr__(self, "layer_scaling", dict(self.layer_scaling))
         check_seed(self.seed)
         self._check_combinations()
 

@@ -237,7 +237,7 @@ def _dictionary(config: Config, raw: RawUsers) -> Dictionary:
 
 def make_users(config: Config, data: UserData, collective: Collective) -> Users:
     """The sampler of a training."""
-    counts = len(data) if config.weight_cap is None else data.sizes().tolist()
+    counts = data.sizes().tolist()  # also where nobody is weighted: they tell the order of the users
     if config.cohort > len(data):
         raise ValueError(f"cohort must be at most the number of training users, {len(data)}, got {config.cohort:g}")
     denominator = parse_denominator(config.denominator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass
 
 import edpsgd
@@ -15,8 +16,12 @@ from edpsgd.noise import Decay, parse_decay
 from tasks.config import Config
 
 
-def make_batches(config: Config, examples: int, collective: Collective) -> Batches:
-    """The sampler of a job. Single examples are drawn as many as a micro-batch would hold."""
+def make_batches(config: Config, data: int | Sized, collective: Collective) -> Batches:
+    """The sampler of a job. Single examples are drawn as many as a micro-batch would hold.
+
+    Given the data and not only their number, it compares their order between the workers.
+    """
+    examples = data if isinstance(data, int) else len(data)
     size, number = config.batch_size, config.micro_batches
     together = config.private == "edp" and config.in_one_pass
     if config.sampling == "poisson" and config.private != "off":
@@ -28,7 +33,7 @@ def make_batches(config: Config, examples: int, collective: Collective) -> Batch
             )
         unit = "example" if config.private == "example" else "micro_batch"
         return edpsgd.PoissonBatches(
-            examples,
+            data,
             rate,
             unit=unit,
             micro_batches=number,
@@ -39,7 +44,7 @@ def make_batches(config: Config, examples: int, collective: Collective) -> Batch
     if config.private == "example":
         size, number = 1, size
     return edpsgd.ShuffledBatches(
-        examples, size, micro_batches=number, together=together, collective=collective, seed=config.seed
+        data, size, micro_batches=number, together=together, collective=collective, seed=config.seed
     )
 
 

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
+from torch.utils.data import Dataset, Subset
 from transformers.utils import logging
 
 from edpsgd import card
@@ -21,6 +22,7 @@ from edpsgd.bounds import Bound
 from edpsgd.card import Card
 from tasks import canaries, checkpoints, progress, run
 from tasks.config import Config, parse, write_file
+from tasks.corpus import Utterance
 from tasks.data import Data, load
 from tasks.evaluation import evaluate
 from tasks.examples import Examples
@@ -77,7 +79,8 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     team.together(lambda: _check_precision(config, team))
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
     data = team.together(lambda: load(config, resume, seed))
-    batches = make_batches(config, len(data.rows.train), team.collective)
+    utterances = Subset(cast("Dataset[Utterance]", data.corpus), data.rows.train.tolist())
+    batches = make_batches(config, utterances, team.collective)
     plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
     _say(team, _summary(config, data, plan, team.collective.size))
     torch.manual_seed(config.seed if config.seed is not None else torch.seed())

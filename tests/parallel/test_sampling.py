@@ -93,17 +93,63 @@ def test_poisson_inclusion_frequencies(workers, micro_batches) -> None:
     assert_plausible((pairs.sum(0) ** 2).sum() / (steps / 2 * variance**2), examples)
 
 
-def test_an_example_has_a_fixed_worker_and_slot(workers) -> None:
-    batches = edpsgd.PoissonBatches(50, 0.5, steps_per_epoch=40, micro_batches=4)
+def test_worker_and_slot_of_an_example_are_drawn(workers) -> None:
+    """Uniform over all micro-batches of all workers, for every example, and never two of them in a step."""
+    examples, steps, own = 50, 400, 4
+    slots = workers.size * own
+    batches = edpsgd.PoissonBatches(examples, 0.5, steps_per_epoch=steps, micro_batches=own, seed=3)
+    counts, joined = np.zeros((examples, slots)), np.zeros((steps, examples))
     for rank, of_worker in enumerate(everywhere(workers, batches)):
         for number, batch in enumerate(of_worker):
-            assert all(i % workers.size == rank and (i // workers.size) % 4 == number % 4 for i in batch)
+            counts[batch, rank * own + number % own] += 1
+            joined[number // own, batch] += 1
+    assert joined.max() == 1
+    expected = counts.sum(1, keepdims=True) / slots
+    low, high = chi2.ppf([0.0005, 0.9995], examples * (slots - 1))
+    assert low < float(((counts - expected) ** 2 / expected).sum()) < high
+
+
+def test_copies_of_common_draws_are_refused_between_workers(workers) -> None:
+    """Workers could not agree on the new secret; single examples are drawn by each worker alone."""
+    alone = edpsgd.PoissonBatches(60, 0.5, steps_per_epoch=4, unit="example")
+    assert everywhere(workers, copy.deepcopy(alone)) != everywhere(workers, alone)
+    common = edpsgd.PoissonBatches(60, 0.5, steps_per_epoch=4)
+    if workers.size == 1:
+        assert list(copy.deepcopy(common)) != list(common)
+    else:
+        with pytest.raises(RuntimeError, match="cannot agree on the draws of a copy of PoissonBatches"):
+            copy.deepcopy(common)
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_poisson_draws_after_a_resume(workers, seed) -> None:
+    """With a seed bit for bit those that were planned, without one new ones, alike on all workers."""
+
+    def build():
+        model = Bag((5,))
+        batches = edpsgd.PoissonBatches(60, 0.4, steps_per_epoch=6, micro_batches=3, seed=seed)
+        return model, batches, private(model, batches=batches)
+
+    model, batches, optimizer = build()
+    optimizer.set_epoch(2)
+    planned = everywhere(workers, batches)
+    train(model, optimizer, batches, steps=2)
+    saved = workers.gather(copy.deepcopy(optimizer.state_dict()))[0]
+    again, resumed, other = build()
+    other.load_state_dict(saved)
+    other.set_epoch(2)
+    rest = everywhere(workers, resumed)
+    assert (rest == [of_worker[2 * 3 :] for of_worker in planned]) == (seed is not None)
+    flat = [i for of_worker in rest for batch in of_worker[:3] for i in batch]
+    assert len(flat) == len(set(flat)) > 0
+    assert train(again, other, resumed) == 4
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("removed", [29, 28, 27])
 def test_removing_an_example_changes_one_micro_batch_of_the_steps_it_joins(workers, micro_batches, removed) -> None:
-    """With the same draws. The last ones are removed, so that no other example gets another index."""
+    """With the same draws. The last ones are removed, so that no other example gets another index; as every index has
+    draws of its own, which do not depend on the number of examples, any other removal has the same law."""
 
     def drawn(examples):
         batches = edpsgd.PoissonBatches(examples, 0.5, steps_per_epoch=50, micro_batches=micro_batches, seed=9)
@@ -194,10 +240,10 @@ def test_a_checkpoint_does_not_give_the_sampling_seed_away(workers) -> None:
     stolen = edpsgd.ShuffledBatches(60, 60)
     stolen.load_state_dict(state)
     assert orders(stolen, 8) != future
-    poisson = edpsgd.PoissonBatches(60, 0.5, steps_per_epoch=4)
+    poisson = edpsgd.PoissonBatches(60, 0.5, steps_per_epoch=4, unit="example")
     state = workers.gather(poisson.state_dict())[0]
     assert set(state) == {"kind", "epoch", "position", "passes"}
-    stolen = edpsgd.PoissonBatches(60, 0.5, steps_per_epoch=4)
+    stolen = edpsgd.PoissonBatches(60, 0.5, steps_per_epoch=4, unit="example")
     stolen.load_state_dict(state)
     copied = copy.deepcopy(poisson)
     draws = everywhere(workers, poisson)
@@ -222,7 +268,7 @@ def test_poisson_passes_over_the_same_epoch_are_drawn_anew(workers) -> None:
 def test_what_a_sampler_vouches_for_is_in_the_ledger(workers) -> None:
     """N workers with calibrated noise account as one."""
     model = Bag()
-    batches = edpsgd.ShuffledBatches(40, 5)
+    batches = edpsgd.ShuffledBatches(range(40), 5)
     optimizer = private(model, batches=batches, noise_multiplier=1.5, noise_decay=edpsgd.LinearDecay(0.1))
     for epoch in range(3):
         optimizer.set_epoch(epoch)

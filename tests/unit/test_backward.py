@@ -259,6 +259,7 @@ def test_the_epsilon_has_its_condition() -> None:
         optimizer.backward(model(WORDS))
         optimizer.step()
     looped(WORDS[:1]).mean().backward()
+    loop.accumulate()
     loop.step()
     assert any("one backward pass" in text for text in optimizer.epsilon(1e-5).conditions)
     assert not any("one backward pass" in text for text in loop.epsilon(1e-5).conditions)

@@ -37,6 +37,7 @@ SHUFFLED = {
     "micro_batches": 2,
     "steps_per_epoch": 16,
     "seeded": False,
+    "order_compared": True,
 }
 POISSON = {
     "kind": "poisson",
@@ -45,6 +46,8 @@ POISSON = {
     "micro_batches": 1,
     "steps_per_epoch": 100,
     "seeded": False,
+    "slots": "drawn",
+    "order_compared": True,
 }
 
 

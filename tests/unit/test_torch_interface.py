@@ -357,7 +357,7 @@ def test_one_example_moves_the_sum_by_its_clip_norm_in_half_precision_too(dtype,
 
     def released(examples: int) -> torch.Tensor:
         model, spy = nn.Linear(1, 1, bias=False).to(dtype), Spy()
-        settings = {"unit": "example", "divisor": 1.0, "clip_norm": 1.0, "noise_multiplier": 0.0}
+        settings = {"unit": "example", "divisor": 2048.0, "clip_norm": 1.0, "noise_multiplier": 0.0}
         optimizer = private(model, collective=spy, **settings)
         x = torch.full((examples, 1), 5.0, dtype=dtype)
         if in_one_pass:
@@ -366,7 +366,7 @@ def test_one_example_moves_the_sum_by_its_clip_norm_in_half_precision_too(dtype,
             model(row).sum().backward()
             optimizer.accumulate()
         optimizer.step()
-        return spy.sent[0][0].double()
+        return spy.sent[0][0].double() * 2048
 
     few = 256 if dtype is torch.bfloat16 else 2048
     assert float(released(few + 1) - released(few)) == pytest.approx(1.0, abs=1e-3)
