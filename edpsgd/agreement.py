@@ -62,8 +62,11 @@ def exchange(
     units: int,
     discarded: torch.Tensor,
     dtype: torch.dtype | None,
+    note: Callable[[list[int]], None],
 ) -> Told:
     """The one message of a step: sums the tensors, ``tail`` among them, over workers whose state is alike.
+
+    ``note`` is told the marks of all workers, also if the step fails.
 
     Raises:
         ValueError: the same on all workers, if their states differ.
@@ -74,6 +77,7 @@ def exchange(
     if dtype is not None:
         torch._foreach_copy_(tensors, wire)
     is_alike, told = read(tail)
+    note(told.marks)
     if not is_alike:
         check_alike(collective.gather(state))
         raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")

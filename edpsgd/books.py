@@ -19,7 +19,7 @@ from edpsgd.events import Event, LedgerError
 from edpsgd.ledger import Ledger
 
 # What any worker does is a condition of ε for all of them: bits of one byte in the step's message.
-_MARKS = {"one_pass": 1, "loss_scaling": 2, "clip_fraction_read": 4}
+_MARKS = {"one_pass": 1, "loss_scaling": 2, "clip_fraction_read": 4, "shared_rows": 8, "wrong_gradients": 16}
 
 
 class Books:

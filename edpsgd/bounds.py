@@ -19,9 +19,18 @@ _SEEDED = (
     "no step that was run again"
 )
 _ONE_PASS = (
-    "examples were clipped in one backward pass, which is compared with autograd on some batches only: it holds if no "
-    "loss depends on other examples, and the model lays them out in all batches as in those"
+    "examples were clipped in one backward pass, which is compared with autograd on some batches only: it holds if the "
+    "others were right too, and no loss depends on other examples"
 )
+_VERIFIED = (
+    "examples were clipped in one backward pass, and every batch was compared with autograd: it holds if no error is "
+    "hidden by the rounding of both, and no loss depends on other examples"
+)
+_SHARED_ROWS = (
+    "gradients of several examples reach the same rows of some layers, and check_losses was not run: it holds if those "
+    "rows do not depend on the data"
+)
+_WRONG = "gradients of single examples were found to be wrong: it does not hold for the steps before"
 _ORDER = "micro-batches came together: it holds if the losses are in the order in which the sampler drew their examples"
 _SCALED = (
     "a GradScaler follows the micro-batches that were discarded, which no noise covers: it holds if none was "
@@ -256,7 +265,10 @@ def _conditions(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> t
         _NOTHING: not any(e.steps for e in events),
         _RAW_SCALES: any(_is_raw(e) for e in events),
         _word(any(e.epoch is not None for e in unvouched), runs): bool(unvouched),
-        _ONE_PASS: any(run.get("one_pass") for run in runs),
+        _WRONG: any(run.get("wrong_gradients") for run in runs),
+        _ONE_PASS: any(run.get("one_pass") and run.get("verify") != "always" for run in runs),
+        _VERIFIED: any(run.get("one_pass") and run.get("verify") == "always" for run in runs),
+        _SHARED_ROWS: any(run.get("shared_rows") for run in runs),
         _ORDER: any(run.get("one_pass") and (run.get("batches") or {}).get("together") for run in runs),
         _ORDER_OF_WORKERS: any(_is_order_unknown(run) for run in runs),
         _FOLLOWED: _is_clip_norm_followed(runs),

@@ -50,15 +50,23 @@ class StepMessage:
         """
         state = {
             "whether the workers are those of the start": _worded(self._books.displaced()),
+            "whether the step may be taken": _worded(refusal),
             **state,
             "the step of the epoch": self._books.position,
             "the draws": self._books.draws,
-            "whether the step may be taken": _worded(refusal),
         }
         parts = self._parts
         try:
             told = agreement.exchange(
-                self._collective, tensors, tail, state, self._books.marks, parts.closed, parts.discarded, dtype
+                self._collective,
+                tensors,
+                tail,
+                state,
+                self._books.marks,
+                parts.closed,
+                parts.discarded,
+                dtype,
+                self._books.note_of_others,
             )
             if refusal is None:
                 self._check_units(told.units)
@@ -68,7 +76,6 @@ class StepMessage:
         if refusal is not None:
             raise refusal
         self._books.take()
-        self._books.note_of_others(told.marks)
         return told.discarded
 
     def _check_units(self, units: int) -> None:

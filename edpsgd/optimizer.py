@@ -26,7 +26,7 @@ from edpsgd.ledger import Ledger
 from edpsgd.message import StepMessage
 from edpsgd.noise import Decay, GaussianSource
 from edpsgd.settings import Settings
-from edpsgd.units import UnitGradients
+from edpsgd.units import UnitGradients, WrongGradients
 from edpsgd.wrapper import OptimizerWrapper
 
 
@@ -59,6 +59,8 @@ class PrivateOptimizer(OptimizerWrapper):
         seed: None for operating-system entropy. An int repeats the noise, for tests: ε holds only while it is secret.
         divisor: for unit="example", the public, expected number of examples in a step over all workers.
         compression: None, "fp16" or (torch.distributed only) "bf16" on the wire; needs per-worker noise.
+        verify: "spot" compares the gradients of ``backward(losses)`` with autograd on the first batches and on some
+            later ones; "always" on all of them before anything is released, which takes about twice the time.
         ledger: a file that records every step before it is released; continued if it exists. In memory without.
             Worker 0 writes it, and all workers must name one.
         batches: the ``ShuffledBatches`` or ``PoissonBatches`` that the training draws from. It vouches for the batching
@@ -89,6 +91,7 @@ class PrivateOptimizer(OptimizerWrapper):
     _layers: Layers  # what the wrapped optimizer holds and trains
     _parts: Contributions  # the micro-batches of the step so far
     _scaling: amp.LossScaling  # of the step so far
+    _wrong: WrongGradients | None  # what step() must refuse
     _is_inner_known: bool  # whether the wrapped optimizer was seen to keep no gradient
     _are_losses_checked: bool  # whether check_losses found that no loss depends on other examples
 
@@ -109,6 +112,7 @@ class PrivateOptimizer(OptimizerWrapper):
         seed: int | None = None,
         divisor: float | None = None,
         compression: str | None = None,
+        verify: str = "spot",
         ledger: str | os.PathLike[str] | None = None,
         batches: Batches | None = None,
         budget: Budget | None = None,
@@ -132,6 +136,7 @@ class PrivateOptimizer(OptimizerWrapper):
                 seed=seed,
                 divisor=divisor if batches is None or unit == "micro_batch" else divisor or batches.expected_batch,
                 compression=compression,
+                verify=verify,
                 reach=1.0 if batches is None else batches.reach,
             )
             check_compression(self._collective, compression)
@@ -276,10 +281,17 @@ class PrivateOptimizer(OptimizerWrapper):
         try:
             numbers, count = self._books.grouping(losses, units, count, self._settings.unit)
             self._parts.add_units(self._engine, losses, numbers, count, loss_scale)
+        except WrongGradients as wrong:  # step() raises it, on all workers
+            self.abandon()
+            self._wrong = wrong
+            if self._settings.verify == "spot":  # batches that nobody compared were released
+                self._books.note_once("wrong_gradients")
         except BaseException:  # some units may be counted, and not in the sum
             release_losses(losses)
             self.abandon()
             raise
+        if self._engine.has_shared_rows and not self._are_losses_checked:
+            self._books.note_once("shared_rows")
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""
@@ -302,7 +314,7 @@ class PrivateOptimizer(OptimizerWrapper):
         """The algorithm: clip, pay, add noise, sum over the workers, update."""
         self._check_scaling()
         self._follow_parameters()
-        refusal = self._refusal_of_place() or self._refusal_of_open_example()
+        refusal = self._wrong or self._refusal_of_place() or self._refusal_of_open_example()
         if self._layers.have_gradients():
             self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
         else:
@@ -496,7 +508,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._layers = Layers(
             self.param_groups, self._named, self._settings.layer_scaling, self._measured, self._collective.size
         )
-        self._engine = UnitGradients(self._layers.parameters, self._collective.size)
+        self._engine = UnitGradients(self._layers.parameters, self._collective.size, self._settings.verify == "always")
 
     def _follow_parameters(self) -> None:
         """Notices parameters that were added, frozen, moved or given to DDP since they were laid out."""
@@ -512,6 +524,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def _start_step(self) -> None:
         self._parts = Contributions(self._layers, self._settings, self._clips)
         self._scaling = amp.LossScaling()
+        self._wrong = None
 
     # ---------------------------------------------------------------- checkpoints and copies
 

@@ -29,6 +29,7 @@ class Settings:
     seed: int | None = field(repr=False)
     divisor: float | None
     compression: str | None
+    verify: str
     reach: float  # of one example or user, told by its sampler: how many clip norms it can move the sum
 
     def __post_init__(self) -> None:
@@ -38,6 +39,7 @@ class Settings:
         check_choice("unit", self.unit, UNITS)
         check_choice("noise", self.noise, ("calibrated", "paper"))
         check_choice("noise_placement", self.noise_placement, ("sharded", "per_worker"))
+        check_choice("verify", self.verify, ("spot", "always"))
         check_choice("compression", self.compression, (None, "fp16", "bf16"))
         if self.noise_decay is not None and not callable(self.noise_decay):
             raise ValueError(f"noise_decay must be None or a callable epoch -> factor, got {self.noise_decay!r}")
@@ -121,6 +123,7 @@ class Settings:
             "noise_placement": "per_worker" if self.noise == "paper" else self.noise_placement,
             "divisor": None if self.divisor is None else float(self.divisor),
             "compression": self.compression,
+            "verify": self.verify,
             "seeded": self.seed is not None,
             "sensitivity": float(self.sensitivity),
         }

@@ -53,7 +53,10 @@ class UnitGradients:
     Args:
         parameters: the trained ones, by name.
         workers: how many train together, and share the checks at random.
-        verifies_all: whether to compare all batches, and all norms.
+        verifies_all: whether to compare all batches, all norms, and the sums that are made of them.
+
+    Attributes:
+        has_shared_rows: whether gradients of several examples reached the same rows in the last batch.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -78,6 +81,7 @@ class UnitGradients:
         self._distrusted: set[str] = set()
         self._warned: set[str] = set()
         self._batches, self._verifies_all = 0, verifies_all
+        self.has_shared_rows = False
         self._batch: Batch | None = None
         self._has_batch = False
 
@@ -157,6 +161,7 @@ class UnitGradients:
             wrong = self._compare(batch, norms, groups) if batch.is_checked else {}
             if not wrong:
                 self._compared |= batch.kinds if batch.is_checked and len(losses) > 1 else set()
+                self.has_shared_rows = bool(batch.shared)
                 self._warn(batch.without_rule, _NO_RULE)
                 self._warn(batch.shared, _SHARED)
                 return batch, norms
@@ -210,7 +215,7 @@ class UnitGradients:
                 one = expected.get(number, torch.zeros_like(found))
                 size = float(one.norm()) + 0.01 * float(found.norm())
                 if number in numbers and float((found - one).norm()) > batch.tolerance * size:
-                    raise WrongGradients(_TOO_LATE)
+                    raise WrongGradients("a clipped sum does not agree with autograd: it is not released")
 
     def _warn(self, names: Iterable[str], reason: str) -> None:
         new = [name for name in names if name not in self._warned]
