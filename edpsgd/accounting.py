@@ -1,30 +1,27 @@
 """Accounting: from noise multipliers, or from the events of a ledger, to ε; and from ε to the noise that it needs.
 
 Section numbers are those of privacy.md. A noise multiplier is the noise's standard deviation over the sensitivity,
-and lists of them have one entry per epoch. Noise of multiplier 0 gives an infinite ε.
+and lists of them have one entry per epoch. Noise of multiplier 0 gives an infinite ε, and so does whatever cannot be
+computed: a bound that is wrong must be wrong upwards.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-import dp_accounting
 import numpy as np
-from dp_accounting import rdp
 from scipy import optimize, special
 
-from edpsgd import pld
+from edpsgd import pld, renyi
 from edpsgd.arguments import check_count
 from edpsgd.noise import Decay
 from edpsgd.pld import Composition, Steps
 
-_RDP_ORDERS = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, *range(5, 33), 40, 48, 64, 96, 128, 256)
-
-_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e5  # between which sampling is worth the computation
+_SMALL_MU = 1e-2  # below, differences of tails are integrated
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
 
 
 # -------------------------------------------------------------------- every example once an epoch
@@ -37,7 +34,9 @@ def zcdp_rho(noise_multipliers: Iterable[float]) -> float:
         >>> zcdp_rho([1.0, 0.5])
         2.5
     """
-    return _mu_squared(noise_multipliers) / 2
+    z = _checked(noise_multipliers)
+    rho = _mu_squared(z) / 2
+    return max(rho, sys.float_info.min) if z else 0.0  # never 0 because the noise is large
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
@@ -50,7 +49,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     _check_delta(delta)
     if not (_is_number(rho) and rho >= 0):
         raise ValueError(f"rho must be a number >= 0, got {rho!r}")
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    return rho + 2 * math.sqrt(rho) * math.sqrt(-math.log(delta))
 
 
 def gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) -> float:
@@ -61,7 +60,8 @@ def gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) -> float:
         4.377178
     """
     _check_delta(delta)
-    return _exact_epsilon(math.sqrt(_mu_squared(noise_multipliers)), delta)
+    mu = math.hypot(*(math.inf if z == 0 else 1 / z for z in _checked(noise_multipliers)))
+    return _exact_epsilon(mu, delta)
 
 
 @lru_cache(maxsize=256)
@@ -69,16 +69,26 @@ def _exact_epsilon(mu: float, delta: float) -> float:
     """ε = μ²/2 − μa with δ = ½e^(−a²/2)·[erfcx(−a/√2) − erfcx((μ−a)/√2)], which is stable for any μ (section 7)."""
     if mu == 0 or math.isinf(mu):
         return mu
+    if special.erf(mu / math.sqrt(8)) <= delta:  # δ at ε = 0
+        return 0.0
 
     def excess(a: float) -> float:
-        tails = special.erfcx(-a / math.sqrt(2)) - special.erfcx((mu - a) / math.sqrt(2))
-        return float(0.5 * math.exp(-a * a / 2) * tails) - delta
+        return math.log(_tails(a, mu) / 2) - a * a / 2 - math.log(delta)
 
-    low, high = float(special.ndtri(delta)), min(mu / 2, 38.0)
+    low, high = float(special.ndtri(delta)) - 0.01, min(mu / 2, 38.0)
     if excess(high) <= 0:
         return 0.0
     a = optimize.brentq(excess, low, high, xtol=1e-15, rtol=8.9e-16)
     return float(max(0.0, mu * (mu / 2 - a)))
+
+
+def _tails(a: float, mu: float) -> float:
+    """erfcx(−a/√2) − erfcx((μ−a)/√2); for a small μ the integral of its derivative, since the difference would be 0."""
+    begin, width = -a / math.sqrt(2), mu / math.sqrt(2)
+    if mu > _SMALL_MU:
+        return float(special.erfcx(begin) - special.erfcx(begin + width))
+    x = begin + width * (_NODES + 1) / 2
+    return float(width / 2 * (_WEIGHTS @ (2 / math.sqrt(math.pi) - 2 * x * special.erfcx(x))))
 
 
 # -------------------------------------------------------------------- Poisson sampling
@@ -102,33 +112,18 @@ def poisson_epsilon(
 def compose(steps: Sequence[Steps], delta: float, composition: Composition | None = None) -> float:
     """ε of any steps; a ``composition`` that has seen the first of them makes it faster."""
     _check_delta(delta)
-    extreme = any(s.number and not _LEAST_NOISE <= s.noise_multiplier <= _MOST_NOISE for s in steps)
-    if extreme or all(s.sampling_rate == 1 for s in steps):  # without sampling: exact, or an upper bound
-        return gaussian_epsilon(_repeated(steps), delta)
-    return min((composition or Composition()).epsilon(steps, delta), gaussian_epsilon(_repeated(steps), delta))
+    _check_steps(steps)
+    whole = gaussian_epsilon(_repeated(steps), delta)  # without sampling: exact, or an upper bound
+    if whole == 0 or all(s.sampling_rate == 1 for s in steps if s.number):
+        return whole
+    return min((composition or Composition()).epsilon(steps, delta), whole)
 
 
 def rdp_epsilon(steps: Sequence[Steps], delta: float) -> float:
     """The same by Rényi divergences, with dp-accounting: looser, and an independent check."""
-    if any(s.noise_multiplier == 0 for s in steps):
-        return math.inf
-    accountant = rdp.RdpAccountant(_RDP_ORDERS)
-    with _without_warnings():  # of orders that dp-accounting leaves out
-        for s in steps:
-            event = dp_accounting.GaussianDpEvent(s.noise_multiplier)
-            accountant.compose(dp_accounting.PoissonSampledDpEvent(s.sampling_rate, event), s.number)
-        return float(accountant.get_epsilon(delta))
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    _check_delta(delta)
+    _check_steps(steps)
+    return renyi.renyi_epsilon(steps, delta, renyi.poisson_divergences)
 
 
 def moments_epsilon(
@@ -152,14 +147,8 @@ def moments_of(steps: Sequence[Steps], delta: float, max_order: int = 32) -> flo
     """The same for any steps."""
     _check_delta(delta)
     check_count("max_order", max_order)
-    if any(s.noise_multiplier == 0 for s in steps):
-        return math.inf
-    orders = np.arange(1, max_order + 1)
-    accountant = rdp.RdpAccountant(orders + 1)  # α(λ) is λ times the Rényi divergence of order λ + 1
-    for s in steps:
-        event = dp_accounting.GaussianDpEvent(s.noise_multiplier)
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(s.sampling_rate, event), s.number)
-    return float(np.min(accountant.rdp + math.log(1 / delta) / orders))
+    _check_steps(steps)
+    return renyi.moments_epsilon(steps, delta, max_order)
 
 
 # -------------------------------------------------------------------- rounds of a fixed size
@@ -176,23 +165,9 @@ def fixed_size_epsilon(steps: Sequence[Steps], delta: float) -> float:
         4.02
     """
     _check_delta(delta)
+    _check_steps(steps)
     whole = gaussian_epsilon(_repeated(steps), delta)  # without sampling
-    if any(s.number and s.noise_multiplier < _LEAST_NOISE for s in steps):
-        return whole
-    divergences = [s.number * np.array(_divergences(s.noise_multiplier, s.sampling_rate)) for s in steps]
-    return min(float(rdp.compute_epsilon(_RDP_ORDERS, np.sum(divergences, axis=0), delta)[0]), whole) if steps else 0.0
-
-
-@lru_cache(maxsize=256)
-def _divergences(noise_multiplier: float, sampling_rate: float) -> tuple[float, ...]:
-    """Of one round, at all orders."""
-    accountant = rdp.RdpAccountant(_RDP_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    all_units = 10**12
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        all_units, min(all_units, math.ceil(sampling_rate * all_units)), dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
-    accountant.compose(event)
-    return tuple(float(value) for value in accountant.rdp)
+    return min(renyi.renyi_epsilon(steps, delta, renyi.fixed_size_divergences), whole)
 
 
 def calibrate_fixed_size(target_epsilon: float, delta: float, sampling_rate: float, rounds: int) -> float:
@@ -356,7 +331,7 @@ def _approach(z: float, epsilon: Callable[[float], float], low: float, high: flo
     for _ in range(30):
         if low <= found <= high:
             break
-        step = math.log(aim / max(found, 1e-12)) / slope
+        step = 0.7 if found == math.inf else math.log(aim / max(found, 1e-12)) / slope
         tried = z * math.exp(max(-0.7, min(0.7, step)))
         result = epsilon(tried)
         if 0 < result < math.inf and 0 < found < math.inf and result != found:
@@ -368,8 +343,10 @@ def _approach(z: float, epsilon: Callable[[float], float], low: float, high: flo
 def _settle(z: float, epsilon: Callable[[float], float], target: float) -> float:
     """The next z, from below, whose ε as it will be computed does not exceed the target."""
     step = 1e-15
-    while epsilon(z) > target:
+    while not epsilon(z) <= target:  # also if it is not a number
         z, step = z * (1 + step), 2 * step
+        if not z < math.inf:
+            raise ValueError(f"target_epsilon {target!r} cannot be reached with any noise multiplier")
     return z
 
 
@@ -402,6 +379,17 @@ def _checked_releases(noise_multipliers: Iterable[float]) -> list[float]:
         if not (_is_number(value) and 0 < value < math.inf):
             raise ValueError(f"also[{index}] must be a finite number > 0, got {value!r}")
     return [float(value) for value in z]
+
+
+def _check_steps(steps: Iterable[Steps]) -> None:
+    """Refuses what is no step: nothing that a comparison with NaN or a negative count could pass off as cheap."""
+    for index, s in enumerate(steps):
+        if not (_is_number(s.noise_multiplier) and 0 <= s.noise_multiplier < math.inf):
+            raise ValueError(f"noise_multiplier of steps[{index}] must be a finite number >= 0, got {s[0]!r}")
+        if not (_is_number(s.sampling_rate) and 0 <= s.sampling_rate <= 1):
+            raise ValueError(f"sampling_rate of steps[{index}] must be between 0 and 1, got {s[1]!r}")
+        if isinstance(s.number, bool) or not isinstance(s.number, int | np.integer) or s.number < 0:
+            raise ValueError(f"number of steps[{index}] must be an int >= 0, got {s[2]!r}")
 
 
 def _check_delta(delta: float) -> None:

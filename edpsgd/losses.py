@@ -91,10 +91,20 @@ class Mass(NamedTuple):
     infinite: float
 
     def moment(self, order: float, spacing: float) -> float:
-        """The logarithm of E[exp(order·loss)] over the finite losses."""
-        exponents = order * spacing * self.points
+        """The logarithm of E[exp(order·loss)] over the finite losses, −∞ if there are none."""
+        exponents = self.exponents(order, spacing)
         highest = exponents.max()
-        return float(highest + np.log(self.probabilities @ np.exp(exponents - highest)))
+        if highest == -math.inf:
+            return -math.inf
+        return float(highest + np.log(np.exp(exponents - highest).sum()))
+
+    def exponents(self, order: float, spacing: float) -> Array:
+        """The logarithms of probability·exp(order·loss), −∞ at points without probability.
+
+        These must not count: far out, order·loss is largest just where nothing is left.
+        """
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.probabilities) + order * spacing * self.points)
 
 
 def round_losses(z: float, q: float, grid: Grid) -> Mass:

@@ -12,12 +12,14 @@ sum. Four things keep this fast and tight for many noise levels and small q:
 - A rough pass tells ε, and how much of it comes from the rounding; the spacing of the next pass follows from that.
 - Grids are made of powers of two and four, so that a list that grows keeps its grid, and its transforms, for a while.
 
-Whatever is cut off is added to δ, and so is a bound on the rounding errors: the result is rounded up, never down.
+Whatever is cut off is added to δ, and so is a bound on the rounding errors: the result is rounded up, never down. What
+cannot be computed, because a value is not finite or no probability is left, makes ε infinite.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,6 +33,9 @@ from edpsgd.losses import Array, Grid, Mass, cuts, loss_of, round_losses
 Spectrum = npt.NDArray[np.complex128]
 
 TOLERANCE = 7e-5  # relative, on ε
+LEAST_NOISE = 1e-3  # multipliers below are taken for 0: whoever is in such a step is seen
+MOST_NOISE = 1e5  # larger ones count as this one
+LEAST_DELTA = 1e-100  # below, cut probabilities would underflow
 _LAST_DIGIT = 4e-4  # the same where more would take long
 _COARSE = 0.02  # spacing over ε at which the estimate of its effect would not hold
 _COSTLY = 3e7  # how many elements to transform are many
@@ -63,16 +68,42 @@ class Composition:
         self._tolerance = tolerance
         self._patience = patience
         self._kept: dict[tuple[int, int], _Transform] = {}
+        self._answers: deque[_Answer] = deque(maxlen=64)
 
     def epsilon(self, steps: Sequence[Steps], delta: float) -> float:
-        """An upper bound on the smallest ε at which the steps together are (ε, δ)-private for add/remove."""
+        """An upper bound on the smallest ε at which the steps together are (ε, δ)-private for add/remove.
+
+        It is never below what the same object said of some of the steps. By itself, a bound that is rounded up could be
+        lower for more steps, in its last digit.
+        """
         merged = _merge(steps)
         if not merged:
             return 0.0
-        if any(s.noise_multiplier == 0 for s in merged):
+        if delta < LEAST_DELTA or any(z == 0 for z, _ in merged):
             return math.inf
-        removing = self._one_direction(merged, delta, 1, 0.0)
-        return max(removing, self._one_direction(merged, delta, -1, removing))
+        known = [a.epsilon for a in self._answers if a.delta >= delta and a.is_part_of(merged)]
+        epsilon = max([self._composed(merged, delta), *known])
+        self._answers.append(_Answer(merged, delta, epsilon))
+        return epsilon
+
+    def _composed(self, merged: _Counts, delta: float) -> float:
+        """ε of the steps by themselves.
+
+        A step with next to no noise is taken for one without: it shows an example that is in it (probability q, part of
+        δ), and otherwise says that it is not, a loss of −ln(1 − q) for adding it.
+        """
+        hidden = [Steps(z, q, n) for (z, q), n in merged.items() if z >= LEAST_NOISE]
+        shown = [(q, n) for (z, q), n in merged.items() if z < LEAST_NOISE]
+        if any(q == 1 for q, _ in shown):
+            return math.inf
+        loss = -math.fsum(n * math.log1p(-q) for q, n in shown)
+        left = delta * (1 - 1e-12) + math.expm1(-loss) if shown else delta
+        if left < LEAST_DELTA:
+            return math.inf
+        if not hidden:
+            return loss
+        removing = self._one_direction(hidden, left, 1, 0.0)
+        return max(removing, self._one_direction(hidden, delta, -1, removing - loss) + loss)
 
     def _one_direction(self, steps: list[Steps], delta: float, sign: int, floor: float) -> float:
         """ε for removing (sign 1) or adding (sign −1) the example: roughly first, then on a grid that fits.
@@ -99,7 +130,9 @@ class Composition:
             is_exact = found.rounding < max(tolerance, self._tolerance) / 8 or grid.tilt <= least_tilt / 2
             if bound <= floor or (is_fine and is_exact):
                 break
-            if not is_fine:
+            if math.isinf(found.epsilon):
+                spacing = grid.spacing / 2
+            elif not is_fine:
                 share = self._tolerance * found.epsilon / max(found.error, _SMALLEST * found.epsilon)
                 spacing = min(grid.spacing * math.sqrt(min(0.5, share)), _COARSE * found.epsilon)
             least_tilt = least_tilt if is_exact else 4 * grid.tilt
@@ -114,13 +147,28 @@ class Composition:
         return kept
 
 
-def _merge(steps: Sequence[Steps]) -> list[Steps]:
-    counts: dict[tuple[float, float], int] = {}
+_Counts = dict[tuple[float, float], int]  # of steps, by noise multiplier and sampling rate
+
+
+class _Answer(NamedTuple):
+    """What was said of a list of steps."""
+
+    steps: _Counts
+    delta: float
+    epsilon: float
+
+    def is_part_of(self, steps: _Counts) -> bool:
+        """Whether all of its steps are among the given ones."""
+        return all(steps.get(key, 0) >= count for key, count in self.steps.items())
+
+
+def _merge(steps: Sequence[Steps]) -> _Counts:
+    counts: _Counts = {}
     for s in steps:
         if s.number and s.sampling_rate:
-            key = (float(s.noise_multiplier), float(s.sampling_rate))
+            key = (min(float(s.noise_multiplier), MOST_NOISE), float(s.sampling_rate))
             counts[key] = counts.get(key, 0) + s.number
-    return [Steps(z, q, count) for (z, q), count in counts.items()]
+    return counts
 
 
 class _Window(NamedTuple):
@@ -136,6 +184,9 @@ class _Found(NamedTuple):
     epsilon: float
     error: float  # how much of it comes from rounding the losses
     rounding: float  # share of δ that the bound on the transform's rounding errors takes
+
+
+_UNKNOWN = _Found(math.inf, math.inf, 0.0)  # no bound at all
 
 
 # -------------------------------------------------------------------- moments: where to look, and how finely
@@ -329,9 +380,8 @@ class _Transform:
         key = (s.noise_multiplier, s.sampling_rate)
         if self._last is None or self._last[0] != key:
             mass = round_losses(*key, self.grid)
-            exponents = self.grid.tilt * self.grid.spacing * mass.points
             shift = mass.moment(self.grid.tilt, self.grid.spacing)
-            tilted = mass.probabilities * np.exp(exponents - shift)
+            tilted = np.exp(mass.exponents(self.grid.tilt, self.grid.spacing) - shift)
             dense = np.bincount(mass.points % self.grid.size, weights=tilted, minlength=self.grid.size)
             self._last = (key, mass, shift, fft.rfft(dense))
         return self._last[1:]
@@ -341,31 +391,42 @@ class _Transform:
         top = (window.first + self.grid.size) * self.grid.spacing
         pairs = [*zip(self._done, self._masses, strict=True), (last, mass)]
         cumulant = sum(s.number * m.moment(window.order, self.grid.spacing) for s, m in pairs)
-        infinite = -math.expm1(sum(s.number * math.log1p(-m.infinite) for s, m in pairs))
-        return infinite + math.exp(min(0.0, cumulant - window.order * top))
+        kept = sum(s.number * _log_kept(m.infinite) for s, m in pairs)
+        return -math.expm1(kept) + math.exp(min(0.0, cumulant - window.order * top))
 
     def _solve(self, whole: Spectrum, total: float, counts: list[int], first: int, delta: float, lost: float) -> _Found:
-        """The ε at which the summed loss, tilted back, leaves δ."""
+        """The ε at which the summed loss, tilted back, leaves δ; infinite if that cannot be said."""
         size, spacing, tilt = self.grid.size, self.grid.spacing, self.grid.tilt
         tilted = np.roll(fft.irfft(whole, size), -first)
         error = _rounding(size) * float(np.linalg.norm(counts) * np.abs(whole).mean() + np.linalg.norm(tilted))
+        allowed = 1.0 - lost / delta
+        if not (math.isfinite(error) and math.isfinite(total) and 0.0 < allowed <= 1.0):
+            return _UNKNOWN
         loss = (first + np.arange(size)) * spacing
-        exponents = np.minimum(total - math.log(delta) - tilt * loss, _HUGE)
-        weights = np.exp(exponents)
+        weights = np.exp(np.minimum(total - math.log(delta) - tilt * loss, _HUGE))
         share = (np.maximum(tilted, 0.0) + error) * weights  # of δ, at each loss
         above = np.cumsum(share[::-1])[::-1]
-        discounted = signal.lfilter([1.0], [1.0, -math.exp(-spacing)], share[::-1])[::-1]
-        allowed = 1.0 - lost / delta
-        enough = np.flatnonzero(above - discounted >= allowed)
+        # δ(ε) = Σ share·(1 − exp(ε − loss)) at each loss, without differences: with a small spacing nothing is left of them.
+        factor = -math.expm1(-spacing)
+        needed = signal.lfilter([0.0, factor], [1.0, factor - 1.0], above[::-1])[::-1]
+        enough = np.flatnonzero(needed >= allowed)
         at = int(enough[-1]) + 1 if len(enough) else 0
-        if at == size or allowed <= 0.0:
-            return _Found(math.inf, math.inf, 0.0)
+        if at == size:
+            return _UNKNOWN
         if not len(enough):
             return _Found(max(0.0, float(loss[0])), 0.0, 0.0)
-        epsilon = float(loss[at]) + math.log((above[at] - allowed) / discounted[at])
+        discounted = float(above[at] - needed[at])
+        if not discounted > 0.0:
+            return _UNKNOWN
+        epsilon = float(loss[at]) + math.log1p(max(-factor, float(needed[at] - allowed) / discounted))
         # Rounding adds a variance of spacing²/6 for each step: δ grows by half of it times the density at ε.
-        widened = sum(counts) * spacing / 6 * float(share[at] / discounted[at])
+        widened = sum(counts) * spacing / 6 * float(share[at]) / discounted
         return _Found(max(0.0, epsilon), widened, error * float(weights[at:].sum()))
+
+
+def _log_kept(infinite: float) -> float:
+    """The logarithm of the probability of finite losses."""
+    return math.log1p(-infinite) if infinite < 1.0 else -math.inf
 
 
 def _product(spectra: list[Spectrum]) -> Spectrum:
