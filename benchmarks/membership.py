@@ -121,7 +121,7 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# What attackers learn",
         "",
-        f"`{found['command']}`. In brackets bootstrap intervals, 95 %; near "
+        f"`{found['command']}`. In brackets 95 % intervals, for any law of the scores; near "
         "duplicates of members and non-members are left out.",
         "",
         "## A model that knows its utterances by heart",

@@ -332,7 +332,7 @@ def membership(found: Found) -> Iterator[Block]:
     figures = {"AUC": "auc", "balanced accuracy": "balanced_accuracy", "TPR at 1 % FPR": "tpr_at_1_percent"}
     yield Table(
         "All attacks on a model that knows its utterances by heart, and on one that never saw them. Brackets are "
-        "bootstrap intervals.",
+        "95 % intervals.",
         [(name, attack, one) for name, attacks in found["by_heart"].items() for attack, one in attacks.items()],
         {
             "model": lambda row: row[0],
@@ -341,7 +341,7 @@ def membership(found: Found) -> Iterator[Block]:
         },
     )
     yield Table(
-        "The paper's attack on trainings of `benchmarks.utility`. Brackets are bootstrap intervals.",
+        "The paper's attack on trainings of `benchmarks.utility`. Brackets are 95 % intervals.",
         found["corpora"],
         {
             "model, corpus": place,

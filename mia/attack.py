@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in dict.fromkeys(flags.attack):
             scores = _scores(attacker, name, flags)
             known = ~np.isnan(scores)
-            reports[name] = evaluate(scores[known], about.members[known], flags.resamples, seed=flags.seed)
+            reports[name] = evaluate(scores[known], about.members[known], seed=flags.seed)
         write(output, reports, about, vars(flags))
         print(f"{table(reports)}\n\n{output / 'report.json'}, {output / 'roc.png'}")
     except (ValueError, OSError) as error:
@@ -221,14 +221,11 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shadows", type=int, default=8, metavar="N", help="lira, rmia: how many shadow models")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="lira, rmia: how many are trained at a time")
     parser.add_argument("--offline", action="store_true", help="lira, rmia: no shadow was trained on the candidate")
-    parser.add_argument("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of draws and classifiers")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute")
     flags = parser.parse_args(arguments)
     if "shadow" in flags.attack and flags.shadow is None and flags.shadow_task is None:
         parser.error("the attack shadow needs --shadow RUN, or --shadow-task TASK to train one")
-    if flags.resamples < 1:
-        parser.error(f"resamples must be at least 1, got {flags.resamples}")
     return flags
 
 

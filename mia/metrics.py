@@ -1,24 +1,28 @@
 """How well an attack tells members from others: ROC, AUC, balanced accuracy, and true positives at few false ones.
 
-Intervals are percentiles of a bootstrap that resamples members and non-members separately, for given attack scores:
-they do not cover what another target model or other shadow models would change.
+Intervals cover the figure in the population that members and non-members are drawn from, at least as often as they say
+and for any law of the scores: all of them are made of Clopper and Pearson's exact interval of a proportion, and what
+was chosen by looking at scores is paid for. They are for given attack scores: they do not cover what another target
+model or other shadow models would change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import beta, binom
 from sklearn.metrics import auc, roc_curve
 
 Array = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
-CELLS = 1_000_000  # of a block of resamples: some 50 MB
 FEW, FEWER = 0.01, 0.001  # the false positive rates at which true positives are reported
+_FEW_SCORES = 10  # to judge a threshold by; from here on sums of squares cover 95 %, by all outcomes of two binomials
 
 
 class Estimate(NamedTuple):
@@ -44,14 +48,15 @@ class Report:
 
     Attributes:
         auc: area under the ROC curve; ties count half.
-        balanced_accuracy: mean of true positive and true negative rate at the best threshold. The threshold is chosen
-            on the same scores, so the value is too high by a little; the interval is that of this threshold.
+        balanced_accuracy: mean of true positive and true negative rate at a threshold that is the best one on half of
+            the scores; value and interval are from the other half. The lower end holds for the best threshold too.
         tpr_at_1_percent: the largest true positive rate with a false positive rate of at most 1 %, not interpolated.
-        tpr_at_1_permille: the same for 0.1 %.
+            The interval is that of the population's rate: its lower end is 0 where the non-members are too few to be
+            sure of any threshold (below 437).
+        tpr_at_1_permille: the same for 0.1 % (4380).
         members: how many candidates were members.
         non_members: how many were not.
         confidence: of the intervals.
-        resamples: of the bootstrap.
         fpr: false positive rates of the ROC curve, from 0 to 1, a point for each distinct score.
         tpr: true positive rates.
         thresholds: candidates with at least this score are called members; the first is infinite.
@@ -64,7 +69,6 @@ class Report:
     members: int
     non_members: int
     confidence: float
-    resamples: int
     fpr: Array = field(repr=False, compare=False)
     tpr: Array = field(repr=False, compare=False)
     thresholds: Array = field(repr=False, compare=False)
@@ -84,7 +88,6 @@ class Report:
             "non_members": self.non_members,
             "fpr_resolution": self.resolution,
             "confidence": self.confidence,
-            "resamples": self.resamples,
         }
         plain |= {name: getattr(self, name)._asdict() for name in _FIGURES}
         return {**plain, "fpr": self.fpr.tolist(), "tpr": self.tpr.tolist()} if curve else plain
@@ -98,42 +101,141 @@ _FIGURES = {
 }
 
 
-def evaluate(
-    scores: npt.ArrayLike, members: npt.ArrayLike, resamples: int = 1000, confidence: float = 0.95, seed: int = 0
-) -> Report:
-    """Figures of an attack, with bootstrap intervals.
-
-    An interval has no width where all resamples agree, such as that of an AUC of exactly 1: that is no certainty.
+def evaluate(scores: npt.ArrayLike, members: npt.ArrayLike, confidence: float = 0.95, seed: int = 0) -> Report:
+    """Figures of an attack, with intervals.
 
     Args:
         scores: (n,) higher = more likely a member.
-        members: (n,) bool.
-        resamples: of the bootstrap, at least 1.
-        confidence: of the intervals, between 0 and 1.
-        seed: of the bootstrap.
+        members: (n,) bool, at least two of each kind.
+        confidence: of each interval, between 0 and 1.
+        seed: of the halves, one to choose a threshold and one to judge it.
 
     Returns:
         The figures, the same for the same arguments.
 
     Raises:
-        ValueError: on bad shapes, NaN or infinite scores, or if there are no members or no non-members.
+        ValueError: on bad shapes, NaN or infinite scores, or if there are too few members or non-members.
 
     Example:
         >>> report = evaluate([0.9, 0.8, 0.4, 0.3], [True, False, True, False])
-        >>> report.auc.value, report.balanced_accuracy.value, report.tpr_at_1_percent.value, report.resolution
-        (0.75, 0.75, 0.5, 0.5)
+        >>> report.auc.value, report.tpr_at_1_percent.value, report.resolution
+        (0.75, 0.5, 0.5)
     """
     values, truth = _check(scores, members)
-    if resamples < 1 or not 0 < confidence < 1:
-        raise ValueError(f"resamples must be >= 1 and confidence in (0, 1), got {resamples} and {confidence}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
     fpr, tpr, thresholds = roc_curve(truth, values, drop_intermediate=False)
+    inside, outside = values[truth], values[~truth]
+    return Report(
+        auc=auc_estimate(float(auc(fpr, tpr)), len(inside), len(outside), confidence),
+        balanced_accuracy=_balanced_accuracy(values, truth, confidence, seed),
+        tpr_at_1_percent=_true_positives(inside, outside, float(tpr[fpr <= FEW].max()), FEW, confidence),
+        tpr_at_1_permille=_true_positives(inside, outside, float(tpr[fpr <= FEWER].max()), FEWER, confidence),
+        members=len(inside),
+        non_members=len(outside),
+        confidence=confidence,
+        fpr=fpr,
+        tpr=tpr,
+        thresholds=thresholds,
+    )
+
+
+# -------------------------------------------------------------------- intervals
+
+
+def proportion_interval(share: float, trials: int, error: float) -> tuple[float, float]:
+    """Clopper and Pearson's ends; each of them fails with probability ``error`` at most.
+
+    Example:
+        >>> low, high = proportion_interval(0.0, 100, 0.05)
+        >>> low, round(high, 6)  # 1 − 0.05^(1/100)
+        (0.0, 0.029513)
+    """
+    successes = share * trials
+    low = 0.0 if share <= 0 else float(beta.ppf(error, successes, trials - successes + 1))
+    high = 1.0 if share >= 1 else float(beta.ppf(1 - error, successes + 1, trials - successes))
+    return low, high
+
+
+def auc_estimate(value: float, members: int, non_members: int, confidence: float = 0.95) -> Estimate:
+    """The interval of an AUC, for any law of the scores.
+
+    Over all laws, the variance of an AUC θ is at most θ(1 − θ)/min(members, non_members) (Birnbaum and Klose 1957):
+    that of as many pairs of a member and a non-member, each of which is in the right order or not. So the interval is
+    that of a proportion of so many. For scores without heavy ties and as many members as others it is a fifth or
+    more wider than need be, and it is never without width.
+
+    Args:
+        value: the AUC that was found.
+        members: how many there were.
+        non_members: how many there were.
+        confidence: of the interval.
+
+    Example:
+        >>> print(auc_estimate(0.75, 100, 100))
+        0.7500 (0.6534, 0.8312)
+    """
+    return Estimate(value, *proportion_interval(value, min(members, non_members), (1 - confidence) / 2))
+
+
+def _balanced_accuracy(values: Array, truth: Flags, confidence: float, seed: int) -> Estimate:
+    """At the best threshold of one half of the scores, judged by the other half.
+
+    The ends of the two rates are combined as Zou and Donner 2008 do: distances from the values add up by squares. That
+    misses up to 9 % where there are a few scores only; there a union bound holds, and the distances just add up.
+    """
+    is_choosing = _half(truth, seed)
+    fpr, tpr, thresholds = roc_curve(truth[is_choosing], values[is_choosing], drop_intermediate=False)
     best = int(np.argmax(tpr - fpr))
-    found = (auc(fpr, tpr), (1 + tpr[best] - fpr[best]) / 2, tpr[fpr <= FEW].max(), tpr[fpr <= FEWER].max())
-    drawn = np.concatenate(list(_bootstrap(values, truth, best, resamples, seed)), axis=1)
-    ends = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=1)
-    area, balanced, few, fewer = (Estimate(*map(float, figure)) for figure in zip(found, *ends, strict=True))
-    sizes = int(truth.sum()), int((~truth).sum())
-    return Report(area, balanced, few, fewer, *sizes, confidence, resamples, fpr, tpr, thresholds)
+    threshold = thresholds[best]
+    if 0 < best < len(thresholds) - 1:  # half way to the next score: the lowest one that was seen is too strict
+        threshold = (thresholds[best] + thresholds[best + 1]) / 2
+    is_called = values >= threshold
+    positives, negatives = is_called[truth & ~is_choosing], ~is_called[~truth & ~is_choosing]
+    rates = float(positives.mean()), float(negatives.mean())
+    is_small = min(len(positives), len(negatives)) < _FEW_SCORES
+    error = (1 - confidence) / (4 if is_small else 2)
+    ends = [proportion_interval(rates[0], len(positives), error), proportion_interval(rates[1], len(negatives), error)]
+    value = sum(rates) / 2
+    below = [rate - low for rate, (low, _) in zip(rates, ends, strict=True)]
+    above = [high - rate for rate, (_, high) in zip(rates, ends, strict=True)]
+    if is_small:
+        return Estimate(value, value - sum(below) / 2, value + sum(above) / 2)
+    return Estimate(value, max(0.0, value - math.hypot(*below) / 2), min(1.0, value + math.hypot(*above) / 2))
+
+
+def _half(truth: Flags, seed: int) -> Flags:
+    """Random halves of members and of non-members; True for those that choose, the smaller halves."""
+    generator, is_choosing = np.random.default_rng(seed), np.zeros(truth.shape, dtype=bool)
+    for kind in (truth, ~truth):
+        rows = generator.permutation(np.flatnonzero(kind))
+        is_choosing[rows[: len(rows) // 2]] = True
+    return is_choosing
+
+
+def _true_positives(inside: Array, outside: Array, value: float, rate: float, confidence: float) -> Estimate:
+    """The interval of the population's best true positive rate at a false positive rate of at most ``rate``.
+
+    The j-th highest of n non-members lets a share of them through that has the law Beta(j, n − j + 1). So two of them
+    are thresholds with a false positive rate below and above ``rate``; the members know nothing of this choice, and
+    show the true positive rate of each. Four events fail with a quarter of 1 − confidence each.
+    """
+    error = (1 - confidence) / 4
+    highest_first = np.sort(outside)[::-1]
+    number, places = len(outside), np.arange(len(outside))
+    strict = int((binom.cdf(places, number, rate) <= error).sum())  # the largest j that lets surely less through
+    loose = 1 + int((binom.sf(places, number, rate) > error).sum())  # the smallest that lets surely more through
+    low, high = 0.0, 1.0
+    if strict >= 1:
+        found = float((inside > highest_first[strict - 1]).mean())
+        low = proportion_interval(found, len(inside), error)[0]
+    if loose <= number:
+        found = float((inside >= highest_first[loose - 1]).mean())
+        high = proportion_interval(found, len(inside), error)[1]
+    return Estimate(value, low, high)
+
+
+# -------------------------------------------------------------------- output and bad input
 
 
 def table(reports: Mapping[str, Report]) -> str:
@@ -143,15 +245,15 @@ def table(reports: Mapping[str, Report]) -> str:
         reports: by the name of the attack.
 
     Example:
-        >>> print(table({"loss": evaluate([3, 2, 1, 0], [True, True, False, False])}).splitlines()[1][:46])
-        loss    1.0000 (1.0000, 1.0000)  1.0000 (1.000
+        >>> print(table({"loss": evaluate([3, 2, 1, 0], [True, True, False, False])}).splitlines()[1][:31])
+        loss    1.0000 (0.1581, 1.0000)
     """
     rows = [["attack", *_FIGURES.values(), "members", "others"]]
     rows += [[name, *_cells(report), str(report.members), str(report.non_members)] for name, report in reports.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     levels = sorted({f"{100 * report.confidence:g} %" for report in reports.values()})
-    lines.append(f"In brackets: bootstrap intervals, {' or '.join(levels)}." if levels else "No attacks.")
+    lines.append(f"In brackets: intervals, {' or '.join(levels)}." if levels else "No attacks.")
     if any("*" in line for line in lines):
         lines.append("* Without any false positive: there are too few others for this rate.")
     return "\n".join(lines)
@@ -166,36 +268,7 @@ def _cells(report: Report) -> list[str]:
     ]
 
 
-def _bootstrap(values: Array, truth: npt.NDArray[np.bool_], best: int, resamples: int, seed: int) -> Iterator[Array]:
-    """Blocks of (4, rows) figures. A resample is how often it has each distinct score, from the highest down."""
-    place = np.unique(-values, return_inverse=True)[1] + 1  # place 0 is the curve's origin
-    width, generators = int(place.max()) + 1, np.random.default_rng(seed).spawn(2)
-    block = max(1, CELLS // values.size)
-    for start in range(0, resamples, block):
-        rows = min(block, resamples - start)
-        yield _figures(
-            _draw(place[truth], rows, width, generators[0]), _draw(place[~truth], rows, width, generators[1]), best
-        )
-
-
-def _draw(places: Counts, rows: int, width: int, generator: np.random.Generator) -> Counts:
-    """(rows, width) counts of as many draws from the places, with replacement."""
-    drawn = places[generator.integers(places.size, size=(rows, places.size))] + width * np.arange(rows)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * width).reshape(rows, width)
-
-
-def _figures(positives: Counts, negatives: Counts, best: int) -> Array:
-    """(4, rows) figures of resamples, of their members and non-members at each place."""
-    tp, fp = positives.cumsum(axis=1), negatives.cumsum(axis=1)
-    total, others = int(tp[0, -1]), int(fp[0, -1])
-    area = (negatives * (2 * tp - positives)).sum(axis=1) / (2 * total * others)
-    balanced = (1 + tp[:, best] / total - fp[:, best] / others) / 2
-    fpr, row = fp / others, np.arange(len(tp))
-    few, fewer = (tp[row, (fpr <= limit).sum(axis=1) - 1] / total for limit in (FEW, FEWER))
-    return np.stack([area, balanced, few, fewer])
-
-
-def _check(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Array, npt.NDArray[np.bool_]]:
+def _check(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Array, Flags]:
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(members)
     if values.ndim != 1 or values.shape != truth.shape:
         raise ValueError(f"scores and members must be (n,), of one length, got {values.shape} and {truth.shape}")
@@ -204,6 +277,6 @@ def _check(scores: npt.ArrayLike, members: npt.ArrayLike) -> tuple[Array, npt.ND
     wrong = ~np.isfinite(values)
     if wrong.any():
         raise ValueError(f"scores must be finite, {wrong.sum()} of {values.size} are NaN or infinite")
-    if truth.all() or not truth.any():
-        raise ValueError(f"members must have both kinds, got {truth.sum()} members among {truth.size} candidates")
+    if min(truth.sum(), (~truth).sum()) < 2:  # one to choose a threshold, one to judge it
+        raise ValueError(f"members must be two of each kind at least, got {truth.sum()} among {truth.size} candidates")
     return values, truth
