@@ -1,6 +1,8 @@
 """The command ``python -m mia.audit``: does the mechanism keep what its noise multiplier claims?
 
     python -m mia.audit mechanism --noise paper --micro-batches 8
+    python -m mia.audit mechanism --unit example
+    python -m mia.audit sampler --kind poisson --micro-batches 4
     horovodrun -np 3 --gloo python -m mia.audit noise --placement per_worker
     python -m mia.audit run --run RUN
 
@@ -19,9 +21,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from scipy.special import ndtr, ndtri
+
 from edpsgd.noise import parse_decay
 from mia import bounds, one_run
-from mia.mechanism import Setup, audit_mechanism, audit_noise
+from mia.bounds import NoiseFinding
+from mia.example_worlds import ROUNDING
+from mia.mechanism import CONFIDENCE, TRIALS, Finding, Setup, audit_mechanism, audit_noise
+from mia.sampler_audit import KINDS, SamplerSetup, audit_sampler
 from tasks.config import Config, read_file
 from tasks.workers import Workers, workers
 
@@ -88,27 +95,74 @@ def _mechanism(args: argparse.Namespace, team: Workers) -> Outcome:
         confidence=args.confidence,
         release=args.release,
     )
-    found = finding.bounds
     lines = [
         _title(setup, team),
         f"claim: noise multiplier {finding.multiplier:.6g}, so mu {finding.mu:.6g} and epsilon {finding.epsilon:.6g} "
-        f"at delta {found.delta:g}",
-        f"found: mu >= {found.mu:.4f}, epsilon >= {found.epsilon:.4f}, each with confidence {found.confidence:g}, "
-        f"by {found.trials} trials in each world (they notice a true mu of about {finding.noticeable:.2f} or more)",
+        f"at delta {args.delta:g}",
+        *_found(finding),
         _verdict(finding.is_refuted, "the mechanism leaks more than it claims"),
     ]
     data = _data(args, team, **asdict(finding), is_refuted=finding.is_refuted)
     return Outcome(lines, data, finding.is_refuted)
 
 
+def _found(finding: Finding) -> list[str]:
+    """What an audit of the mechanism found: the furthest move, if examples were moved, and what the trials show."""
+    lines, bounds = [], finding.bounds
+    if finding.move is not None and finding.shape is not None:
+        examples, tokens = finding.shape
+        lines.append(
+            f"found: an example moves the sum by {finding.move:.4f} clip norms, in a batch of {examples} examples of "
+            f"{tokens} tokens (more than {1 + ROUNDING:g} refutes the claim)"
+        )
+    if bounds is not None:
+        # Both error rates must be off at once, each by the quantile of its bound.
+        false_alarms = float(ndtr(math.sqrt(2) * ndtri((1 - bounds.confidence) / 2)))
+        lines.append(
+            f"found: mu >= {bounds.mu:.4f}, epsilon >= {bounds.epsilon:.4f}, each with confidence "
+            f"{bounds.confidence:g}, by {bounds.trials} trials in each world (they notice a true mu of about "
+            f"{finding.noticeable:.2f} or more, and refute a claim that is just right in about {false_alarms:.1g} of "
+            "audits)"
+        )
+    return lines
+
+
+def _sampler(args: argparse.Namespace, team: Workers) -> Outcome:
+    setup = SamplerSetup(
+        kind=args.kind,
+        examples=args.examples,
+        sampling_rate=args.sampling_rate,
+        batch_size=args.batch_size,
+        micro_batches=args.micro_batches,
+        unit=args.unit,
+        seed=args.seed,
+    )
+    finding = audit_sampler(setup, team.collective, epochs=args.epochs, error_rate=args.error_rate)
+    size, each = team.collective.size, setup.micro_batches
+    lines = [
+        f"{setup.kind}, {setup.examples} examples or users, {size} worker{'s' * (size > 1)}, {each} "
+        f"micro-batch{'es' * (each > 1)} each, unit {setup.unit}, {args.epochs} epochs",
+        f"claim: {setup.claim}",
+        *_checked(finding),
+        f"A sound sampler is refuted with probability {finding.error_rate:g} at most, all checks together.",
+        _verdict(finding.is_refuted, "the draws do not follow the law that the accounting counts on"),
+    ]
+    data = _data(args, team, checks=[asdict(check) for check in finding.checks], is_refuted=finding.is_refuted)
+    return Outcome(lines, data, finding.is_refuted)
+
+
+def _checked(finding: NoiseFinding) -> list[str]:
+    failed = finding.failed
+    return [f"{'BAD' if c in failed else 'ok':>3}  {c.name}: {c.found} (p {c.p_value:.3g})" for c in finding.checks]
+
+
 def _noise(args: argparse.Namespace, team: Workers) -> Outcome:
     setup = _setup(args)
     finding = audit_noise(setup, team.collective, steps=args.steps, error_rate=args.error_rate)
-    failed = finding.failed
     lines = [
         _title(setup, team),
         f"claim: noise multiplier {setup.claimed_multiplier:.6g}",
-        *(f"{'BAD' if c in failed else 'ok':>3}  {c.name}: {c.found} (p {c.p_value:.3g})" for c in finding.checks),
+        *_checked(finding),
         f"Sound noise is refuted with probability {finding.error_rate:g} at most, all checks together.",
         _verdict(finding.is_refuted, "the noise is not what the multiplier promises"),
     ]
@@ -187,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="AUDIT", dest="command")
     _add_mechanism(commands)
     _add_noise(commands)
+    _add_sampler(commands)
     _add_run(commands)
     return parser
 
@@ -202,9 +257,9 @@ def _add_mechanism(commands: Any) -> None:
     parser = _command(commands, "mechanism", _mechanism, "one step in two neighbouring worlds, many times")
     _add_setup(parser)
     add = parser.add_argument
-    add("--trials", type=int, default=500, help="steps in each world, default 500")
+    add("--trials", type=int, default=TRIALS, help=f"steps in each world, default {TRIALS}")
     add("--delta", type=float, default=DELTA, help=f"of epsilon, default {DELTA:g}; the verdict is by mu")
-    add("--confidence", type=float, default=0.95, help="of each bound, default 0.95")
+    add("--confidence", type=float, default=CONFIDENCE, help=f"of each bound, default {CONFIDENCE:g}")
     add("--release", choices=("gradient", "scales"), default="gradient", help="of a step, or of private layer scales")
 
 
@@ -213,6 +268,20 @@ def _add_noise(commands: Any) -> None:
     _add_setup(parser)
     parser.add_argument("--steps", type=int, default=20, help="default 20")
     parser.add_argument("--error-rate", type=float, default=1e-3, help="of the verdict on sound noise, default 0.001")
+
+
+def _add_sampler(commands: Any) -> None:
+    parser = _command(commands, "sampler", _sampler, "rate and independence of draws, one slot for each example")
+    add = parser.add_argument
+    add("--kind", choices=KINDS, default="poisson", help="of the sampler, default poisson")
+    add("--examples", type=int, default=400, help="or users, default 400")
+    add("--sampling-rate", type=float, default=0.05, help="not of shuffled batches; default 0.05")
+    add("--batch-size", type=int, default=8, help="of shuffled batches, default 8")
+    add("--micro-batches", type=int, default=1, help="per worker and step, default 1")
+    add("--unit", choices=("micro_batch", "example"), default="micro_batch", help="of Poisson sampling")
+    add("--epochs", type=int, default=40, help="how many are drawn, default 40")
+    add("--error-rate", type=float, default=1e-3, help="of the verdict on a sound sampler, default 0.001")
+    add("--seed", type=int, help="repeats an audit; default: the operating system's entropy")
 
 
 def _add_run(commands: Any) -> None:

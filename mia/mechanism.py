@@ -1,12 +1,14 @@
 """The audit of the mechanism itself: the real PrivateOptimizer, one step, and the claim of its printed multiplier.
 
 ``audit_mechanism`` tries to tell two neighbouring data sets apart (privacy.md section 10); ``audit_noise`` looks at the
-noise: its size in every layer, and whether it is independent between workers, shards and steps.
+noise: its size in every layer, and whether it is independent between workers, shards and steps. Micro-batches are
+handed over as gradients, single examples as losses of a small model (``mia.example_worlds``).
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -21,6 +23,7 @@ from edpsgd.accounting import gaussian_epsilon
 from edpsgd.clipping import unit_rms
 from edpsgd.collectives import Collective
 from edpsgd.noise import Decay
+from mia import example_worlds
 from mia.bounds import (
     Check,
     Floats,
@@ -33,6 +36,7 @@ from mia.bounds import (
 )
 
 CLIP_NORM = 0.5  # not 1, so that a forgotten factor shows
+TRIALS, CONFIDENCE = 2000, 0.99
 _HARD = 1000.0  # how far beyond the clip norm a canary pushes
 _SMALL, _LARGE = (8, 4, 16), (1200, 600, 2400)  # sizes of the layers, for many steps and for few
 _NORMS = (1.0, 2.0, 4.0)  # of the layers of the gradients from which scales are measured
@@ -212,29 +216,33 @@ class Finding:
         multiplier: the printed noise multiplier, decayed to the audited epoch.
         mu: 1/multiplier, the claim.
         epsilon: that of the claim, at the δ of the bounds.
-        bounds: what the trials show.
+        bounds: what the trials show; None where the furthest move is too far, which needs no trials.
         noticeable: about the least true μ that they would refute the claim for.
+        move: how many clip norms an example moved the sum of a step furthest; None for micro-batches.
+        shape: examples and tokens of that step's batch.
     """
 
     multiplier: float
     mu: float
     epsilon: float
-    bounds: LowerBounds
+    bounds: LowerBounds | None
     noticeable: float
+    move: float | None = None
+    shape: tuple[int, int] | None = None
 
     @property
     def is_refuted(self) -> bool:
         """Whether the mechanism leaks more than it claims."""
-        return self.bounds.mu > self.mu
+        return self.bounds is None or self.bounds.mu > self.mu
 
 
 def audit_mechanism(
     setup: Setup,
     collective: Collective,
     *,
-    trials: int = 500,
+    trials: int = TRIALS,
     delta: float = 1e-5,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     release: str = "gradient",
     make: Maker = PrivateOptimizer,
 ) -> Finding:
@@ -258,10 +266,23 @@ def audit_mechanism(
     noticeable = noticeable_mu(1.0 / multiplier, trials, confidence)
     if math.isinf(noticeable):
         raise ValueError(f"trials={trials} cannot refute a noise multiplier as small as {multiplier:.6g}, give more")
-    statistics = _gradient_statistics if release == "gradient" else _scale_statistics
-    absent, present = statistics(setup, collective, trials, make)
-    bounds = collective.gather(lower_bounds(absent, present, delta, confidence))[0]
-    return Finding(multiplier, 1.0 / multiplier, gaussian_epsilon([multiplier], delta), bounds, noticeable)
+    move: example_worlds.Move | None = None
+    found: Floats | None
+    if release == "scales":
+        found = _scale_statistics(setup, collective, trials, make)
+    elif setup.unit == "example":
+        move, found = _example_statistics(setup, collective, trials, make)
+    else:
+        found = _gradient_statistics(setup, collective, trials, make)
+    return Finding(
+        multiplier,
+        1.0 / multiplier,
+        gaussian_epsilon([multiplier], delta),
+        None if found is None else collective.gather(lower_bounds(found[0], found[1], delta, confidence))[0],
+        noticeable,
+        None if move is None else move.distance,
+        None if move is None else (move.examples, move.tokens),
+    )
 
 
 def _claim(setup: Setup, release: str) -> float:
@@ -280,13 +301,37 @@ def _gradient_statistics(setup: Setup, collective: Collective, trials: int, make
     rig = _Rig(setup, collective, make, _SMALL)
     direction = _spread(_direction(setup, rig.scales()), rig.parameters)
     pushed = [_HARD * CLIP_NORM * part for part in direction]
-    opposite = None if setup.unit == "example" else [-part for part in pushed]
+    opposite = [-part for part in pushed]
     found = np.empty((2, trials))
     for trial in range(trials):
         for world, gradients in enumerate((opposite, pushed)):
-            released = rig.step(gradients, is_absent=gradients is None)
+            released = rig.step(gradients)
             found[world, trial] = sum(float(a @ b) for a, b in zip(released, direction, strict=True))
     return found
+
+
+def _example_statistics(
+    setup: Setup, collective: Collective, trials: int, make: Maker
+) -> tuple[example_worlds.Move, Floats | None]:
+    """The furthest move of the sum by an example and, unless it is too far, the trials along it."""
+    seed = collective.gather(secrets.randbits(31) if setup.seed is None else setup.seed)[0]
+    names = example_worlds.layer_names()
+    given = parse_scaling(setup.scaling)
+    if isinstance(given, Mapping):  # three numbers for more layers: in turn
+        given = {name: list(given.values())[number % len(given)] for number, name in enumerate(names)}
+    arguments = {**setup.arguments(collective.size), "layer_scaling": given}
+    world = example_worlds.World(collective, make, seed, arguments, setup.epoch)
+    if isinstance(given, FirstStepNorms):
+        world.step(example_worlds.batches([(4, 3)], torch.Generator().manual_seed(seed))[0])
+        given = world.optimizer.state_dict()["edpsgd"]["scales"]
+    scales = [1.0] * len(names) if given is None else unit_rms(list(given.values()))
+    weights = [1.0] * len(names) if setup.clipping == "per_layer" else scales
+    bare = {"noise_multiplier": 0.0, "noise_decay": None, "compression": None, "layer_scaling": given}
+    moves = example_worlds.moves(collective, make, seed, {**arguments, **bare}, weights)
+    furthest = max(moves, key=lambda move: math.inf if math.isnan(move.distance) else move.distance)
+    if furthest.is_too_far:
+        return furthest, None
+    return furthest, example_worlds.statistics(world, weights, furthest, trials)
 
 
 def _direction(setup: Setup, scales: Sequence[float]) -> list[float]:
