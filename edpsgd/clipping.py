@@ -15,7 +15,10 @@ import torch
 from edpsgd import noise
 
 FLOOR = 0.05
+GUARD = 1.0 - 1e-6  # of the clip norm, so that rounding of norms, factors and products does not exceed it
+_NOT_CLIPPED = 1.0 - 1.2e-6  # the factor of a gradient that has the clip norm is the guard
 _PART = 1 << 15  # elements whose squares can be summed in single precision with an error of some millionths
+_SAFE = 1e-13  # a norm above this hardly notices what its squares lose below the range of single precision
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,37 @@ def layer_norms(gradients: Sequence[torch.Tensor | None], home: torch.device) ->
 
 
 def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """One for each gradient; on CPUs from parts, as torch's sum of very many squares comes out too small there."""
+    """One for each gradient. Squares may leave the range of single precision, where the gradient does not."""
     if not gradients[0].is_cpu:
-        return list(torch._foreach_norm(gradients, 2, dtype=dtype))
+        found = torch._foreach_norm(gradients, 2, dtype=_wide(gradients[0].device))
+        return [norm.to(dtype) for norm in found]
+    norms = _norms_of_parts(gradients, dtype)
+    if dtype is torch.float32:  # double precision is slow on CPUs, so only where it is needed
+        left = [i for i, norm in enumerate(norms) if not _SAFE < float(norm) < math.inf]
+        again = _norms_of_parts([gradients[i] for i in left], torch.float64)
+        for i, norm in zip(left, again, strict=True):
+            norms[i] = norm.to(dtype)
+    return norms
+
+
+def _norms_of_parts(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """In parts, as torch's sum of very many squares comes out too small on CPUs."""
     parts = [torch.split(gradient.reshape(-1), _PART) for gradient in gradients]
-    found = iter(torch._foreach_norm([part for one in parts for part in one], 2, dtype=dtype))
+    pieces = [part for one in parts for part in one]
+    found = iter(torch._foreach_norm(pieces, 2, dtype=dtype) if pieces else ())
     of_parts = [list(itertools.islice(found, len(one))) for one in parts]
     return [one[0] if len(one) == 1 else torch.linalg.vector_norm(torch.stack(one)) for one in of_parts]
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    """Double precision, in which no square of single precision leaves the range; Apple's GPUs have none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _lengths(norms: torch.Tensor) -> torch.Tensor:
+    """Of the vectors of layer norms, in double precision."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1, dtype=_wide(norms.device))
+    return lengths
 
 
 def is_finite(norms: torch.Tensor) -> torch.Tensor:
@@ -104,16 +131,19 @@ def is_finite(norms: torch.Tensor) -> torch.Tensor:
 def flat_factor(norms: torch.Tensor, clip_norm: float, scales: torch.Tensor | None) -> torch.Tensor:
     """min(1, C / sqrt(Σ ‖g_k‖²/α_k²)): scale, clip and rescale of Algorithm 1 in one number (section 1).
 
-    Norms of many units, units x layers, give one number for each.
+    Norms of many units, units x layers, give one number for each. C is taken a millionth smaller than it is.
     """
-    total: torch.Tensor = torch.linalg.vector_norm(norms if scales is None else norms / scales, dim=-1)
-    return torch.clamp(clip_norm / total, max=1.0)
+    total = _lengths(norms if scales is None else norms / scales)
+    return torch.clamp(GUARD * clip_norm / total, max=1.0).to(norms.dtype)
 
 
 def per_layer_factors(norms: torch.Tensor, clip_norm: float, scales: torch.Tensor | None) -> torch.Tensor:
-    """min(1, C_k/‖g_k‖) for each layer, of one unit or of many, with C_k = C·α_k/‖α‖ (section 6)."""
+    """min(1, C_k/‖g_k‖) for each layer, of one unit or of many, with C_k = C·α_k/‖α‖ (section 6).
+
+    C_k is taken a millionth smaller than it is.
+    """
     weights = norms.new_ones(norms.shape[-1]) if scales is None else scales
-    clip_norms: torch.Tensor = clip_norm * weights / torch.linalg.vector_norm(weights)
+    clip_norms: torch.Tensor = GUARD * clip_norm * weights / torch.linalg.vector_norm(weights)
     return torch.clamp(clip_norms / norms, max=1.0)
 
 
@@ -135,7 +165,7 @@ class ClipCounter:
 
     def add(self, factors: torch.Tensor, finite: torch.Tensor) -> None:
         """Counts a micro-batch with its factor, or its factors by layer, unless it was discarded; or many of them."""
-        clipped = factors < 1.0
+        clipped = factors < _NOT_CLIPPED
         if clipped.dim() > finite.dim():
             clipped = clipped.any(dim=-1)
         self.add_known(clipped, finite)
@@ -155,5 +185,5 @@ def norm_contribution(norms: torch.Tensor, private: bool) -> torch.Tensor:
     """What a micro-batch tells of its layer norms: all of them (the paper) or, privately, only their proportions."""
     if not private:
         return norms
-    length = torch.linalg.vector_norm(norms, dim=-1, keepdim=True)
-    return norms / torch.where(length > 0, length, 1.0)
+    length = _lengths(norms).unsqueeze(-1)
+    return (norms / torch.where(length > 0, length, 1.0)).to(norms.dtype)

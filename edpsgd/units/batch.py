@@ -196,7 +196,7 @@ class Batch:
 
     def norms(self) -> torch.Tensor:
         """Units x layers."""
-        found = {number: layer.norms() for number, layer in self._layers.items()}
+        found = self._norms_by_rules()
         for cut in self._cuts:
             found.update(cut.norms())
         home = self._losses.device
@@ -206,6 +206,19 @@ class Batch:
         for column in columns:
             dtype = torch.promote_types(dtype, column.dtype)
         return torch.stack([column.to(dtype) for column in columns], dim=1)
+
+    def _norms_by_rules(self) -> dict[int, torch.Tensor]:
+        """Of the layers that rules serve; what single precision has no room for is made again."""
+        found, left = {}, {}
+        for number, layer in self._layers.items():
+            found[number], left[number] = layer.norms()
+        columns = [one.to(self._losses.device) for one in left.values()]
+        has_left = torch.stack(columns).cpu() if columns else torch.empty((0, self._units.count))  # waits once
+        for number, units in zip(left, has_left, strict=True):
+            if bool(units.any()):
+                norms = self._layers[number].precise_norms(units)
+                found[number][units.to(norms.device)] = norms.to(found[number].dtype)
+        return found
 
     def drop(self, units: torch.Tensor) -> None:
         """Makes the gradients of some units zero."""
@@ -252,7 +265,7 @@ class Batch:
     def norms_of(self, unit: int) -> Iterator[tuple[int, float]]:
         """The number of each layer that a rule serves, and the norm of the gradient that one unit has there."""
         for number, layer in self._layers.items():
-            yield number, float(layer.of_unit(unit).norm())
+            yield number, float(torch.linalg.vector_norm(layer.of_unit(unit), dtype=torch.float64))
 
     def by_autograd(self, factors: torch.Tensor) -> dict[int, torch.Tensor]:
         """The same sums by autograd alone; without layers that have no gradient."""

@@ -96,6 +96,17 @@ class Rows:
             self._on_device = self._units.to(self._device)
         return self._on_device
 
+    def of_units(self, chosen: torch.Tensor, numbers: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:
+        """Which rows belong to some of the units, on the matrix's device, and those rows alone.
+
+        Args:
+            chosen: whether each unit is one of them; on the CPU.
+            numbers: the new number of each unit.
+            count: of the chosen units.
+        """
+        kept = chosen[self._units]
+        return kept.to(self._device), Rows(numbers[self._units[kept]], count, self._device)
+
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """The sum of each unit's rows."""
         if self.is_regular:

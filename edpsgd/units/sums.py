@@ -2,6 +2,10 @@
 
 A matrix's gradient is Σ lᵢ rᵢᵀ over the rows i of a unit, as a rule with the output gradient l and the input r. Its
 squared norm is Σ (lᵢ·lⱼ)(rᵢ·rⱼ) over pairs of rows: no unit's own gradient need be made.
+
+Such products leave the range of single precision long before the gradient does: rows of 1e-13 and 1e+13 are enough. So
+it is known of every squared norm how much of it may be lost below that range. Where this is more than a millionth, or
+where the range was left above, the unit's norm is made again in double precision, of its rows alone.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from edpsgd.units.rows import Rows
 
 _CHUNK = 1 << 22  # elements that may be made at a time
 _LITTLE = 1 << 17  # elements that may be kept whatever the batch is
+_LOST = 1e6 * torch.finfo(torch.float32).tiny  # a squared norm above this hardly notices one lost product
 
 
 class Products:
@@ -87,21 +92,42 @@ class LayerGradients:
             self._own = self._parameter.new_zeros((self._units, self._parameter.numel()), dtype=self._dtype)
         return self._own
 
-    def norms(self) -> torch.Tensor:
-        """One for each unit."""
+    def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all units, and for which of them single precision has no room: see ``precise_norms``."""
         self._join()
         if self._own is not None or self._is_small():
             self._make_own()
         if self._own is not None:
-            return self._own.square().sum(1).sqrt()
+            squares = self._own.square().sum(1)
+            return squares.sqrt(), _has_left(squares, _LOST * self._own.shape[1])
         parts = [self._dense_squares(*one) for one in self._dense] + [self._sparse_squares(*s) for s in self._sparse]
         parts += [2.0 * self._cross(*d, *s) for d in self._dense for s in self._sparse]
         if not parts:
-            return self._parameter.new_zeros(self._units)
-        squares, sizes = torch.stack(parts).sum(0)
+            none = self._parameter.new_zeros(self._units)
+            return none, none.bool()
+        squares, sizes, lost = torch.stack(parts).sum(0)
         # Where rows cancel, rounding could hide a gradient: rather too large a norm, which clips more.
         off = rounding(squares.device) * sizes
-        return torch.where(squares < 10 * off, squares.clamp(min=0.0) + off, squares).sqrt()
+        norms = torch.where(squares < 10 * off, squares.clamp(min=0.0) + off, squares).sqrt()
+        return norms, _has_left(squares, lost)
+
+    def precise_norms(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Of some units, in double precision, where no product of what single precision holds leaves the range.
+
+        Args:
+            chosen: whether each unit is one of them; on the CPU.
+        """
+        like = self._parameter.new_empty((), dtype=torch.float64).expand(self._parameter.shape)
+        count, numbers = int(chosen.sum()), chosen.cumsum(0) - 1
+        precise = LayerGradients(like, count, Products())
+        for parts, add in ((self._dense, precise.add_products), (self._sparse, precise.add_chosen)):
+            for first, second, rows in parts:
+                kept, own_rows = rows.of_units(chosen, numbers, count)
+                if len(own_rows):
+                    add(first[kept], second[kept], own_rows)
+        if self._own is not None:
+            precise.add_own(self._own[chosen.to(self._own.device)])
+        return precise.norms()[0]
 
     def add_weighted_(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Adds the sum of the units' gradients, each times its factor."""
@@ -175,17 +201,22 @@ class LayerGradients:
 
     def _dense_squares(self, left: torch.Tensor, right: torch.Tensor, rows: Rows) -> torch.Tensor:
         if self._is_wide(left, right, rows):
-            return _added(self._products.of(left, rows) * self._products.of(right, rows))
+            of_left, of_right = self._products.of(left, rows), self._products.of(right, rows)
+            largest = 1.0 + _largest_square(of_left) + _largest_square(of_right)
+            lost = _LOST * rows.most**2 * max(left.shape[1], right.shape[1]) * largest
+            return _added(of_left * of_right, lost)
         lefts, rights = rows.blocks(exact(left)), rows.blocks(exact(right))
         at_once = max(1, _CHUNK // (self._height * self._width))
         parts = [slice(begin, begin + at_once) for begin in range(0, self._units, at_once)]
         squares = torch.cat([torch.bmm(lefts[part].mT, rights[part]).square().sum((1, 2)) for part in parts])
-        return torch.stack((squares, squares))
+        return torch.stack((squares, squares, torch.full_like(squares, _LOST * self._height * self._width)))
 
     def _sparse_squares(self, numbers: torch.Tensor, right: torch.Tensor, rows: Rows) -> torch.Tensor:
         blocks = rows.blocks(numbers)  # where they are filled up, the products are zero
         are_equal = blocks.unsqueeze(1) == blocks.unsqueeze(2)
-        return _added(self._products.of(right, rows) * are_equal)
+        products = self._products.of(right, rows)
+        lost = products.new_full((self._units,), _LOST * rows.most**2 * right.shape[1])
+        return _added(products * are_equal, lost)
 
     def _cross(
         self,
@@ -199,9 +230,24 @@ class LayerGradients:
         """Products of dense parts with sparse ones: what the left rows have at the numbers, times the right rows."""
         places = other_rows.blocks(numbers).unsqueeze(1).expand(-1, rows.most, -1)  # filled up rows are zero
         picked = rows.blocks(exact(left)).gather(2, places)
-        return _added(picked * torch.bmm(rows.blocks(exact(right)), other_rows.blocks(exact(others)).mT))
+        products = torch.bmm(rows.blocks(exact(right)), other_rows.blocks(exact(others)).mT)
+        largest = 1.0 + picked.abs().amax((1, 2))
+        lost = _LOST * rows.most * other_rows.most * right.shape[1] * largest
+        return _added(picked * products, lost)
 
 
-def _added(products: torch.Tensor) -> torch.Tensor:
-    """Of each unit: the sum of its products, and that of their sizes."""
-    return torch.stack((products.sum((1, 2)), products.abs().sum((1, 2))))
+def _added(products: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+    """Of each unit: the sum of its products, that of their sizes, and what matters if it was lost to underflow."""
+    return torch.stack((products.sum((1, 2)), products.abs().sum((1, 2)), lost))
+
+
+def _largest_square(products: torch.Tensor) -> torch.Tensor:
+    """Of the lengths of each unit's rows."""
+    return products.diagonal(dim1=1, dim2=2).amax(1)
+
+
+def _has_left(squares: torch.Tensor, lost: torch.Tensor | float) -> torch.Tensor:
+    """Whether each squared norm may have left the range of single precision, below or above."""
+    if squares.dtype is torch.float64:
+        return torch.zeros_like(squares, dtype=torch.bool)
+    return ~((squares > lost) & torch.isfinite(squares))
