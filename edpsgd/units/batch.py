@@ -18,6 +18,8 @@ from edpsgd.units.rules import Received, Use, allows, uses
 from edpsgd.units.sums import LayerGradients, Products, exact
 from edpsgd.units.tracing import Trace
 
+_GAINS = (11.3, 1 / 43.7)
+
 
 class Batch:
     """The gradients of a batch's units, for all parameters.
@@ -235,7 +237,7 @@ class Batch:
             cut.add_weighted_(sums, factors)
 
     def _add_layer_(self, number: int, total: torch.Tensor, factors: torch.Tensor) -> None:
-        precise = exact(total)  # the same tensor, but for half precision
+        precise = exact(total).contiguous()  # as a rule the same tensor
         self._layers[number].add_weighted_(precise, factors.to(precise))
         if precise is not total:
             total.copy_(precise)
@@ -243,11 +245,11 @@ class Batch:
     def sums(self, factors: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """The number of each layer and the sum of the units' gradients, each times its factor; one layer at a time."""
         trained = {number: p for number, p in enumerate(self._parameters.values()) if p.requires_grad}
-        by_cuts = {n: torch.zeros_like(p) for cut in self._cuts for n, p in cut.parameters.items()}
+        by_cuts = {n: _zeros_like(p) for cut in self._cuts for n, p in cut.parameters.items()}
         for cut in self._cuts:
             cut.add_weighted_(by_cuts, factors)
         for number, parameter in trained.items():
-            total = by_cuts.get(number, torch.zeros_like(parameter))
+            total = by_cuts.get(number, _zeros_like(parameter))
             if number in self._layers:
                 self._add_layer_(number, total, factors)
             yield number, total
@@ -267,6 +269,20 @@ class Batch:
         for number, layer in self._layers.items():
             yield number, float(torch.linalg.vector_norm(layer.of_unit(unit), dtype=torch.float64))
 
+    def noise_of_autograd(self, factors: torch.Tensor) -> dict[int, float]:
+        """By how much autograd's own sums are off in half precision: how they change if all losses are scaled.
+
+        Exact ones would not change. The gains are no powers of two, so that everything is rounded otherwise, and one
+        of them is small, so that what float16 loses below its range is at least what was lost of the units' gradients.
+        """
+        once = self.by_autograd(factors)
+        noise = dict.fromkeys(once, 0.0)
+        for gain in _GAINS:
+            for number, other in self.by_autograd(factors * gain).items():
+                difference = other.double() / gain - once[number].double()
+                noise[number] = max(noise[number], float(difference.norm()))
+        return noise
+
     def by_autograd(self, factors: torch.Tensor) -> dict[int, torch.Tensor]:
         """The same sums by autograd alone; without layers that have no gradient."""
         weights = self._weights * factors.to(self._weights)[self._units.of_examples.to(self._weights.device)]
@@ -275,3 +291,8 @@ class Batch:
             [self._losses], list(trained.values()), [weights], retain_graph=True, allow_unused=True
         )
         return {number: one for number, one in zip(trained, found, strict=True) if one is not None}
+
+
+def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
+    """In the usual order, also if the parameter lies otherwise in the memory, as with channels_last."""
+    return torch.zeros_like(parameter, memory_format=torch.contiguous_format)

@@ -152,8 +152,10 @@ def _convolution(use: Use, received: Received, layer: LayerGradients) -> None:
         layer.add_own(received.units_of(sums).sums(sums))
         return
     inputs, kernel = use.saved("input").detach(), use.shape[2:]
-    names = ("dilation", "padding", "stride")
-    options = {name: tuple(use.saved(name)) for name in names}
+    options = {}
+    for name in ("dilation", "padding", "stride"):
+        sizes = tuple(use.saved(name))
+        options[name] = sizes if len(sizes) == len(kernel) else sizes * len(kernel)  # one for all, if padding is a word
     if len(kernel) == 1:  # as an image of height 1
         inputs, kernel = inputs.unsqueeze(2), (1, *kernel)
         options = {name: (int(name != "padding"), *value) for name, value in options.items()}
