@@ -43,7 +43,7 @@ def renyi_epsilon(steps: Sequence[Steps], delta: float, divergences: Callable[[f
 
 
 def moments_epsilon(steps: Sequence[Steps], delta: float, max_order: int) -> float:
-    """min over λ = 1…max_order of (α(λ) + ln(1/δ))/λ (McMahan et al. 2018)."""
+    """Min over λ = 1…max_order of (α(λ) + ln(1/δ))/λ (McMahan et al. 2018)."""
     moments = np.arange(1, max_order + 1)
     orders = tuple(float(order) for order in moments + 1)  # α(λ) is λ times the divergence of order λ + 1
     total = _summed([s for s in steps if s.number], lambda z, q: poisson_divergences(z, q, orders))
