@@ -169,8 +169,8 @@ def _of_passes(
 
 
 def _charged(events: Sequence[Event]) -> list[Event]:
-    """What costs something; raw scales are a condition instead."""
-    return [e for e in events if e.steps and e.noise_multiplier is not None and not _is_raw(e)]
+    """What costs something; raw scales are a condition instead. Steps whose noise nobody wrote down had none."""
+    return [e for e in events if e.steps and not _is_raw(e)]
 
 
 def _is_raw(event: Event) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft, signal
 
-from edpsgd.losses import Array, Grid, Mass, cuts, loss_of, round_losses
+from edpsgd.losses import Grid, Mass, round_losses
+from edpsgd.moments import CUT, Moments, Window, conversion, rough_epsilon, round_down, rounding_error
 
 Spectrum = npt.NDArray[np.complex128]
 
@@ -37,14 +38,12 @@ LEAST_NOISE = 1e-3  # multipliers below are taken for 0: whoever is in such a st
 MOST_NOISE = 1e5  # larger ones count as this one
 LEAST_DELTA = 1e-100  # below, cut probabilities would underflow
 _LAST_DIGIT = 4e-4  # the same where more would take long
+_ROUNDED_MUCH = 0.01  # share of δ
+_MANY = 1000.0  # an ε that is of no use
+_LAST_OF_MANY = 0.01  # relative, on such an ε
 _COARSE = 0.02  # spacing over ε at which the estimate of its effect would not hold
 _COSTLY = 3e7  # how many elements to transform are many
-_CUT = 1e-7  # share of δ that may be cut off at each place
-_ROUNDED = 1e-5  # share of δ that a bound on rounding errors may take
-_WRAPPED = 1e-12  # tilted mass below the window, which wraps around to its top
 _SMALLEST = 1e-7  # ε to make a grid for
-_LONGEST = 1 << 23  # transform
-_NODES = 120  # of each half of an integral, which spans at most some twenty standard deviations
 _HUGE = 600.0  # exp() of more than this is left alone
 
 
@@ -93,17 +92,16 @@ class Composition:
         δ), and otherwise says that it is not, a loss of −ln(1 − q) for adding it.
         """
         hidden = [Steps(z, q, n) for (z, q), n in merged.items() if z >= LEAST_NOISE]
-        shown = [(q, n) for (z, q), n in merged.items() if z < LEAST_NOISE]
-        if any(q == 1 for q, _ in shown):
-            return math.inf
-        loss = -math.fsum(n * math.log1p(-q) for q, n in shown)
+        shown = {key: n for key, n in merged.items() if key[0] < LEAST_NOISE}
+        loss = _shown_loss(shown)
         left = delta * (1 - 1e-12) + math.expm1(-loss) if shown else delta
         if left < LEAST_DELTA:
             return math.inf
         if not hidden:
             return loss
         removing = self._one_direction(hidden, left, 1, 0.0)
-        return max(removing, self._one_direction(hidden, delta, -1, removing - loss) + loss)
+        composed = max(removing, self._one_direction(hidden, delta, -1, removing - loss) + loss)
+        return min(composed, _shown_epsilon(merged, delta))
 
     def _one_direction(self, steps: list[Steps], delta: float, sign: int, floor: float) -> float:
         """ε for removing (sign 1) or adding (sign −1) the example: roughly first, then on a grid that fits.
@@ -111,32 +109,37 @@ class Composition:
         Any bound up to ``floor`` is as good as the best.
         """
         count = sum(s.number for s in steps)
-        cut = delta * _CUT / 4.0 ** math.ceil(math.log(count, 4))  # of each step; the same over many steps
-        everything = _Moments(steps, sign, cut, math.inf)
-        epsilon, tolerance = max(everything.renyi_epsilon(delta), _SMALLEST), 0.0
+        cut = delta * CUT / 4.0 ** math.ceil(math.log(count, 4))  # of each step; the same over many steps
+        everything = Moments(steps, sign, cut, math.inf)
+        epsilon, tolerance = max(rough_epsilon(steps, sign, cut, delta), _SMALLEST), 0.0
         spacing, least_tilt = everything.spacing(epsilon, 100 * self._tolerance), 0.0
-        lowest, bound = everything.lowest(delta), math.inf
+        lowest, bound, error, tried = everything.lowest(delta), math.inf, math.inf, None
         for pass_ in range(6):
-            moments = _Moments(steps, sign, cut, 4 * _round_down(epsilon - lowest, 4.0))
+            moments = Moments(steps, sign, cut, 4 * round_down(epsilon - lowest, 4.0))
             ratio = 0.02 if pass_ == 0 else min(0.02, 0.5 * math.sqrt(self._tolerance))
             grid, window = moments.plan(epsilon, delta, spacing, ratio, least_tilt)
             if pass_ and grid.size * len(steps) > self._patience:
                 tolerance = max(tolerance, _LAST_DIGIT)
                 wider = spacing * math.sqrt(tolerance / self._tolerance)
                 grid, window = moments.plan(epsilon, delta, wider, ratio, least_tilt)
-            found = self._transform(sign, pass_, grid, steps).epsilon(steps, delta, window)
+            is_vain = error < _LAST_OF_MANY and grid.size * len(steps) > self._patience / 8
+            if is_vain or grid == tried:
+                break
+            tried, found = grid, self._transform(sign, pass_, grid, steps).epsilon(steps, delta, window)
             bound = min(bound, found.epsilon)
+            error = found.error / found.epsilon if found.epsilon > _MANY else math.inf
             is_fine = found.error <= 1.25 * tolerance * found.epsilon and grid.spacing < _COARSE * found.epsilon
             is_exact = found.rounding < max(tolerance, self._tolerance) / 8 or grid.tilt <= least_tilt / 2
-            if bound <= floor or (is_fine and is_exact):
+            if bound <= max(floor, _SMALLEST) or (is_fine and is_exact):
                 break
             if math.isinf(found.epsilon):
                 spacing = grid.spacing / 2
             elif not is_fine:
                 share = self._tolerance * found.epsilon / max(found.error, _SMALLEST * found.epsilon)
                 spacing = min(grid.spacing * math.sqrt(min(0.5, share)), _COARSE * found.epsilon)
-            least_tilt = least_tilt if is_exact else 4 * grid.tilt
-            epsilon, tolerance = min(epsilon, bound), self._tolerance
+            if not is_exact and found.epsilon > epsilon / 2:  # else the tilt was for another ε
+                least_tilt = 4 * grid.tilt
+            epsilon, tolerance = min(epsilon, found.guess, bound), self._tolerance
         return bound * (1 + self._tolerance / 16)  # for the rounding errors that no bound above covers
 
     def _transform(self, sign: int, pass_: int, grid: Grid, steps: list[Steps]) -> _Transform:
@@ -171,11 +174,15 @@ def _merge(steps: Sequence[Steps]) -> _Counts:
     return counts
 
 
-class _Window(NamedTuple):
-    """Which losses the circular transform shows."""
+def _shown_loss(steps: _Counts) -> float:
+    """−ln of the probability to be in none of the steps."""
+    return -math.fsum(n * math.log1p(-q) if q < 1 else -math.inf for (_, q), n in steps.items())
 
-    first: int  # multiple of the spacing
-    order: float  # of the Chernoff bound on what lies above
+
+def _shown_epsilon(steps: _Counts, delta: float) -> float:
+    """ε if all steps showed who is in them: finite where that is less probable than δ."""
+    loss = _shown_loss(steps)
+    return loss if -math.expm1(-loss) <= delta * (1 - 1e-12) else math.inf
 
 
 class _Found(NamedTuple):
@@ -184,161 +191,10 @@ class _Found(NamedTuple):
     epsilon: float
     error: float  # how much of it comes from rounding the losses
     rounding: float  # share of δ that the bound on the transform's rounding errors takes
+    guess: float = math.inf  # where to look next, if that is lower
 
 
 _UNKNOWN = _Found(math.inf, math.inf, 0.0)  # no bound at all
-
-
-# -------------------------------------------------------------------- moments: where to look, and how finely
-
-
-class _Moments:
-    """Cumulants of the summed loss by numerical integration. They choose the grid; no bound depends on them."""
-
-    def __init__(self, steps: list[Steps], sign: int, cut: float, top: float) -> None:
-        rows = [_nodes(s.noise_multiplier, s.sampling_rate, cut) for s in steps]
-        x, log_width = np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
-        z = np.array([[s.noise_multiplier] for s in steps])
-        loss = loss_of(x, z, np.array([[s.sampling_rate] for s in steps]))
-        weight = log_width - 0.5 * (x / z) ** 2 + (loss if sign > 0 else 0.0)
-        weight -= _log_sum(weight)
-        self._sign, self._cut, self._top = sign, cut, top
-        self._loss = np.minimum(sign * loss, top)
-        self._weight = weight - (sign * loss - self._loss)  # the rest is counted as infinite
-        self._counts = np.array([s.number for s in steps], dtype=float)
-        self._known: dict[float, float] = {}
-
-    def cumulant(self, order: float) -> float:
-        """The logarithm of E[exp(order·loss)], of all steps together."""
-        if order not in self._known:
-            self._known[order] = float(self._counts @ self._cumulants(order))
-        return self._known[order]
-
-    def _cumulants(self, order: float) -> Array:
-        exponents = order * self._loss
-        if np.abs(exponents).max() < 1.0:  # without the rounding errors of a sum near 1
-            return np.asarray(np.log1p((np.exp(self._weight) * np.expm1(exponents)).sum(axis=1)))
-        return _log_sum(self._weight + exponents)[:, 0]
-
-    def renyi_epsilon(self, delta: float) -> float:
-        """The usual conversion of Rényi divergences (Balle et al. 2020)."""
-
-        def bound(order: float) -> float:
-            extra = math.log(delta) + math.log1p(order)
-            return (self.cumulant(order) - extra) / order - math.log1p(1 / order)
-
-        return bound(_least(bound))
-
-    def spacing(self, epsilon: float, tolerance: float) -> float:
-        """A spacing that moves ε by about the tolerance: rounding adds (λ + 1)·spacing²/12 for each step."""
-        best = _least(lambda order: self.cumulant(order) - order * epsilon)
-        return math.sqrt(12 * tolerance * epsilon / (1 + best) / self._counts.sum())
-
-    def plan(
-        self, epsilon: float, delta: float, spacing: float, ratio: float, least_tilt: float
-    ) -> tuple[Grid, _Window]:
-        """A grid of about the given spacing, and where on it to look, if the result is about ε."""
-        count = self._counts.sum()
-        best = _least(lambda order: self.cumulant(order) - order * epsilon)
-        spacing = _round_down(spacing)
-        low, high, order, tilt = self._shortest_extent(best, least_tilt, epsilon, delta)
-        margin = math.ceil(min(count, 8 * math.sqrt(count)))  # what rounding may add to the extent
-        size = _transform_size(2 * margin + 1.01 * (high - low) / spacing)
-        if size > _LONGEST:
-            size, spacing = _LONGEST, 2 * _round_down((high - low + 2 * margin * spacing) / _LONGEST)
-        order = min(order, math.sqrt(12 / count) / spacing)  # beyond, rounding would show
-        widest = 0.05 / (1 + 4 * _round_down(best, 4.0))
-        grid = Grid(self._sign, self._cut, self._top, tilt, spacing, ratio, widest, size)
-        return grid, _Window(math.floor(low / spacing) - margin, order)
-
-    def _shortest_extent(
-        self, best: float, least: float, epsilon: float, delta: float
-    ) -> tuple[float, float, float, float]:
-        """Tilting less than best can shorten the transform, as long as its rounding errors stay small beside δ."""
-        errors = math.log(_rounding(_LONGEST) * float(np.linalg.norm(self._counts)) / delta)
-
-        def share(tilt: float) -> float:
-            return errors + self.cumulant(tilt) - tilt * epsilon
-
-        limit = max(math.log(_ROUNDED), share(best) + 1.0)
-        tilts = [best, *(t for t in (best / 2, best / 4, best / 16) if share(t) < limit and t >= least)]
-        return min(((*self._extent(t, epsilon, delta), t) for t in tilts), key=lambda extent: extent[1] - extent[0])
-
-    def lowest(self, delta: float) -> float:
-        """A loss that the sum is hardly ever below."""
-
-        def bound(order: float) -> float:
-            return (self.cumulant(-order) - math.log(delta * _CUT)) / order
-
-        return -bound(_least(bound))
-
-    def _extent(self, tilt: float, epsilon: float, delta: float) -> tuple[float, float, float]:
-        """Chernoff bounds: where the tilted loss begins, where the loss ends, and the order that tells so.
-
-        The transform is circular: losses above the end come back below the beginning or, if they are larger by yet
-        another length, above ε, where tilting makes much of them. The end is far enough for that, too.
-        """
-        rest = math.log(delta * _CUT)
-
-        def below(order: float) -> float:
-            return (self.cumulant(tilt - order) - self.cumulant(tilt) - math.log(_WRAPPED)) / order
-
-        def above(order: float) -> float:
-            return (self.cumulant(order) - rest) / order
-
-        def length(more: float) -> float:
-            return (self.cumulant(tilt + more) - (tilt + more) * epsilon - rest) / more
-
-        begin, order = -below(_least(below)), _least(above)
-        return begin, max(above(order), begin + length(_least(length))), order
-
-
-def _log_sum(exponents: Array) -> Array:
-    """The logarithm of Σ exp(row), for each row; scipy's takes several times as long."""
-    highest = exponents.max(axis=1, keepdims=True)
-    return np.asarray(highest + np.log(np.exp(exponents - highest).sum(axis=1, keepdims=True)))
-
-
-def _nodes(z: float, q: float, cut: float) -> tuple[Array, Array]:
-    """Outputs to integrate over, dense around 0 and 1, and the logarithms of their weights."""
-    low, high = cuts(z, q, cut)
-    left, right = min(12 * z, 0.5), max(1.0 - 12 * z, 0.5)
-    first, second = np.linspace(low, left, _NODES), np.linspace(right, high, _NODES)
-    weights = np.concatenate([_trapezoid(first), _trapezoid(second)])
-    return np.concatenate([first, second]), np.log(weights)
-
-
-def _trapezoid(x: Array) -> Array:
-    weights = np.full(len(x), x[1] - x[0])
-    weights[[0, -1]] /= 2
-    return weights
-
-
-def _least(function: Callable[[float], float]) -> float:
-    """The power of two at which a function that falls and then rises is least."""
-    low, high = -100, 30
-    while low < high:
-        middle = (low + high) // 2
-        if function(2.0**middle) < function(2.0 ** (middle + 1)):
-            high = middle
-        else:
-            low = middle + 1
-    return float(2.0**low)
-
-
-def _rounding(size: int) -> float:
-    """The relative error of a transform, ten times as much as is seen."""
-    return float(np.finfo(np.float64).eps) * math.log2(size)
-
-
-def _transform_size(least: float) -> int:
-    """The next power of two."""
-    return int(2.0 ** math.ceil(math.log2(max(64.0, least))))
-
-
-def _round_down(value: float, base: float = 2.0) -> float:
-    """To a power, so that a list that grows keeps its grid for a while."""
-    return float(base ** math.floor(math.log(value, base)))
 
 
 # -------------------------------------------------------------------- composition
@@ -359,7 +215,7 @@ class _Transform:
         """Whether the finished steps are the first of the given ones."""
         return len(self._done) < len(steps) and self._done == steps[: len(self._done)]
 
-    def epsilon(self, steps: list[Steps], delta: float, window: _Window) -> _Found:
+    def epsilon(self, steps: list[Steps], delta: float, window: Window) -> _Found:
         """The bound on this grid."""
         for s in steps[len(self._done) : -1]:
             mass, shift, spectrum = self._step(s)
@@ -374,31 +230,56 @@ class _Transform:
         whole = _product([_power(s, n) for n, s in products.items()])
         total = self._shift + count * shift
         lost = self._lost(steps[-1], mass, window)
-        return self._solve(whole, total, [s.number for s in steps], window.first, delta, lost)
+        found = self._solve(whole, total, [s.number for s in steps], window.first, delta, lost)
+        if found.rounding < _ROUNDED_MUCH and found.epsilon < math.inf:
+            return found
+        return found._replace(epsilon=min(found.epsilon, self._renyi_epsilon(steps[-1], mass, delta)))
 
     def _step(self, s: Steps) -> tuple[Mass, float, Spectrum]:
         key = (s.noise_multiplier, s.sampling_rate)
         if self._last is None or self._last[0] != key:
             mass = round_losses(*key, self.grid)
             shift = mass.moment(self.grid.tilt, self.grid.spacing)
-            tilted = np.exp(mass.exponents(self.grid.tilt, self.grid.spacing) - shift)
+            with np.errstate(invalid="ignore"):  # without any finite loss, _solve has no bound
+                tilted = np.exp(mass.exponents(self.grid.tilt, self.grid.spacing) - shift)
             dense = np.bincount(mass.points % self.grid.size, weights=tilted, minlength=self.grid.size)
             self._last = (key, mass, shift, fft.rfft(dense))
         return self._last[1:]
 
-    def _lost(self, last: Steps, mass: Mass, window: _Window) -> float:
+    def _lost(self, last: Steps, mass: Mass, window: Window) -> float:
         """A bound on the probability of losses above the window, infinite ones included."""
         top = (window.first + self.grid.size) * self.grid.spacing
-        pairs = [*zip(self._done, self._masses, strict=True), (last, mass)]
-        cumulant = sum(s.number * m.moment(window.order, self.grid.spacing) for s, m in pairs)
-        kept = sum(s.number * _log_kept(m.infinite) for s, m in pairs)
-        return -math.expm1(kept) + math.exp(min(0.0, cumulant - window.order * top))
+        cumulant = self._cumulant(last, mass, window.order)
+        return self._infinite(last, mass) + math.exp(min(0.0, cumulant - window.order * top))
+
+    def _infinite(self, last: Steps, mass: Mass) -> float:
+        """The probability that a loss is counted as infinite."""
+        return -math.expm1(sum(s.number * _log_kept(m.infinite) for s, m in self._pairs(last, mass)))
+
+    def _cumulant(self, last: Steps, mass: Mass, order: float) -> float:
+        """The logarithm of E[exp(order·loss)] over the finite losses of all steps."""
+        return sum(s.number * m.moment(order, self.grid.spacing) for s, m in self._pairs(last, mass))
+
+    def _pairs(self, last: Steps, mass: Mass) -> list[tuple[Steps, Mass]]:
+        return [*zip(self._done, self._masses, strict=True), (last, mass)]
+
+    def _renyi_epsilon(self, last: Steps, mass: Mass, delta: float) -> float:
+        """A bound from moments of the rounded losses, which rounding errors of the transform do not touch."""
+        left = delta * (1 - 1e-12) - self._infinite(last, mass)
+        if not left > 0.0:
+            return math.inf
+        bounds = []
+        for order in self.grid.tilt * 2.0 ** np.arange(-2, 3):
+            cumulant = self._cumulant(last, mass, float(order))
+            if math.isfinite(cumulant):
+                bounds.append(conversion(cumulant, float(order), left))
+        return max(0.0, min(bounds, default=math.inf))
 
     def _solve(self, whole: Spectrum, total: float, counts: list[int], first: int, delta: float, lost: float) -> _Found:
         """The ε at which the summed loss, tilted back, leaves δ; infinite if that cannot be said."""
         size, spacing, tilt = self.grid.size, self.grid.spacing, self.grid.tilt
         tilted = np.roll(fft.irfft(whole, size), -first)
-        error = _rounding(size) * float(np.linalg.norm(counts) * np.abs(whole).mean() + np.linalg.norm(tilted))
+        error = rounding_error(size) * float(np.linalg.norm(counts) * np.abs(whole).mean() + np.linalg.norm(tilted))
         allowed = 1.0 - lost / delta
         if not (math.isfinite(error) and math.isfinite(total) and 0.0 < allowed <= 1.0):
             return _UNKNOWN
@@ -406,7 +287,7 @@ class _Transform:
         weights = np.exp(np.minimum(total - math.log(delta) - tilt * loss, _HUGE))
         share = (np.maximum(tilted, 0.0) + error) * weights  # of δ, at each loss
         above = np.cumsum(share[::-1])[::-1]
-        # δ(ε) = Σ share·(1 − exp(ε − loss)) at each loss, without differences: with a small spacing nothing is left of them.
+        # δ(ε) = Σ share·(1 − exp(ε − loss)) at each loss; as a difference, nothing would be left at a small spacing.
         factor = -math.expm1(-spacing)
         needed = signal.lfilter([0.0, factor], [1.0, factor - 1.0], above[::-1])[::-1]
         enough = np.flatnonzero(needed >= allowed)
@@ -414,7 +295,8 @@ class _Transform:
         if at == size:
             return _UNKNOWN
         if not len(enough):
-            return _Found(max(0.0, float(loss[0])), 0.0, 0.0)
+            lowest = max(0.0, float(loss[0]))  # or anything below
+            return _Found(lowest, lowest, 0.0, max(lowest / 16, _SMALLEST))
         discounted = float(above[at] - needed[at])
         if not discounted > 0.0:
             return _UNKNOWN

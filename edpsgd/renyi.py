@@ -38,12 +38,12 @@ def renyi_epsilon(steps: Sequence[Steps], delta: float, divergences: Callable[[f
     taken = [s for s in steps if s.number]
     if not taken:
         return 0.0
-    total = _summed(taken, lambda z, rate: divergences(z, rate) + _ERROR)
+    total = _summed(taken, lambda z, rate: np.maximum(divergences(z, rate), 0.0) + _ERROR)
     return float(rdp.compute_epsilon(ORDERS, total, delta)[0])
 
 
 def moments_epsilon(steps: Sequence[Steps], delta: float, max_order: int) -> float:
-    """Min over λ = 1…max_order of (α(λ) + ln(1/δ))/λ (McMahan et al. 2018)."""
+    """The least over λ = 1…max_order of (α(λ) + ln(1/δ))/λ (McMahan et al. 2018)."""
     moments = np.arange(1, max_order + 1)
     orders = tuple(float(order) for order in moments + 1)  # α(λ) is λ times the divergence of order λ + 1
     total = _summed([s for s in steps if s.number], lambda z, q: poisson_divergences(z, q, orders))

@@ -11,7 +11,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy import fft, integrate, optimize, special
 
-from edpsgd import accounting, losses, pld
+from edpsgd import accounting, losses, moments, pld
 from edpsgd.pld import Composition, Steps
 
 THREE_DIGITS = 5e-4  # relative
@@ -217,7 +217,9 @@ def test_the_bound_on_rounding_errors_holds(monkeypatch, steps, delta) -> None:
         tilted = fft.irfft(whole, grid.size)
         precise = fft.irfft(_composed_precisely(steps, grid), grid.size)
         assert precise.dtype == np.longdouble
-        added = pld._rounding(grid.size) * (np.linalg.norm(counts) * np.abs(whole).mean() + np.linalg.norm(tilted))
+        added = moments.rounding_error(grid.size) * (
+            np.linalg.norm(counts) * np.abs(whole).mean() + np.linalg.norm(tilted)
+        )
         error = np.abs(tilted - precise).max()
         print(f"size {grid.size}: {error / added:.2g} of what is added")
         assert 0 < error < added

@@ -158,7 +158,9 @@ def test_shared_rows_are_a_condition_unless_the_losses_were_checked() -> None:
         optimizer = make(model)
         examples = list(torch.randn(6, 3, 4))
         if is_checked:
-            edpsgd.check_losses(lambda some: model(torch.stack(some)), examples, model=model, optimizer=optimizer)
+            edpsgd.check_losses(
+                lambda some, model=model: model(torch.stack(some)), examples, model=model, optimizer=optimizer
+            )
         with pytest.warns(RuntimeWarning, match="gradients of several examples reach the same rows"):
             optimizer.backward(model(torch.stack(examples[:4])))
         optimizer.step()
