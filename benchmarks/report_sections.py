@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from benchmarks import report_plots as plots
 from benchmarks.audits import NEIGHBOURS, VERDICT
 from benchmarks.epoch_page import ABOUT_PEERS
+from benchmarks.membership import intervals
 from benchmarks.report_blocks import (
     Block,
     Found,
@@ -332,7 +333,7 @@ def membership(found: Found) -> Iterator[Block]:
     figures = {"AUC": "auc", "balanced accuracy": "balanced_accuracy", "TPR at 1 % FPR": "tpr_at_1_percent"}
     yield Table(
         "All attacks on a model that knows its utterances by heart, and on one that never saw them. Brackets are "
-        "95 % intervals.",
+        f"{intervals(found)}.",
         [(name, attack, one) for name, attacks in found["by_heart"].items() for attack, one in attacks.items()],
         {
             "model": lambda row: row[0],
@@ -341,7 +342,7 @@ def membership(found: Found) -> Iterator[Block]:
         },
     )
     yield Table(
-        "The paper's attack on trainings of `benchmarks.utility`. Brackets are 95 % intervals.",
+        f"The paper's attack on trainings of `benchmarks.utility`. Brackets are {intervals(found)}.",
         found["corpora"],
         {
             "model, corpus": place,

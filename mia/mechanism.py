@@ -328,7 +328,7 @@ def _example_statistics(
     weights = [1.0] * len(names) if setup.clipping == "per_layer" else scales
     bare = {"noise_multiplier": 0.0, "noise_decay": None, "compression": None, "layer_scaling": given}
     moves = example_worlds.moves(collective, make, seed, {**arguments, **bare}, weights)
-    furthest = max(moves, key=lambda move: math.inf if math.isnan(move.distance) else move.distance)
+    furthest = max(moves, key=example_worlds.Move.rank)
     if furthest.is_too_far:
         return furthest, None
     return furthest, example_worlds.statistics(world, weights, furthest, trials)

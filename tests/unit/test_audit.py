@@ -130,7 +130,7 @@ def test_noise_of_another_shape(monkeypatch) -> None:
 
 def test_what_private_scales_release(monkeypatch) -> None:
     setup = Setup(scaling="private:0.8", seed=7)
-    finding = audit_mechanism(setup, Local(), trials=150, release="scales")
+    finding = audit_mechanism(setup, Local(), trials=150, confidence=0.95, release="scales")
     assert finding.mu == pytest.approx(1 / 0.8)
     assert not finding.is_refuted
     assert finding.bounds.mu > 0.5 * finding.mu
