@@ -184,7 +184,7 @@ class _Rig:
         if is_first and gradients is not None:
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 parameter.grad = gradient.clone()
-        elif not (is_first and is_absent):
+        if not (is_first and is_absent):
             self._optimizer.accumulate()
         self._optimizer.step()
         return [parameter.detach() * -self.divisor for parameter in self.parameters]
