@@ -133,6 +133,21 @@ def _watch(model: nn.Module, forward: Callable[[], object]) -> tuple[list[str], 
         before.restore()
 
 
+def check_one_for_each(losses: object) -> None:
+    """Refuses losses that are no vector."""
+    if not isinstance(losses, torch.Tensor) or losses.dim() != 1:
+        shape = getattr(losses, "shape", None)
+        found = f"a {type(losses).__name__}" if shape is None else f"shape {tuple(shape)}"
+        raise ValueError(f"losses must be one number for each example, a tensor of shape (B,), got {found}")
+
+
+OPEN_EXAMPLE = (
+    "step() found a gradient that was not closed as that of one example, and the mean over a batch is none: with "
+    "unit='example' call optimizer.backward(losses) with one loss for each example, or optimizer.accumulate() after "
+    "the backward of each"
+)
+
+
 def check_inner(optimizer: torch.optim.Optimizer) -> None:
     """Refuses optimizers that cannot be wrapped."""
     if not isinstance(optimizer, torch.optim.Optimizer):

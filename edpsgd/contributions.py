@@ -11,7 +11,9 @@ import torch
 
 from edpsgd import clipping
 from edpsgd.clipping import ClipCounter, FirstStepNorms
+from edpsgd.gradients import float16_factor
 from edpsgd.layers import Layers
+from edpsgd.noise import GaussianStream
 from edpsgd.settings import Settings
 from edpsgd.units import UnitGradients
 
@@ -25,6 +27,7 @@ class Contributions:
         layers: whose sum they go into, which begins empty.
         settings: how they are clipped.
         clips: counts those that were clipped, over the steps of an epoch.
+        workers: how many put their contributions together.
 
     Attributes:
         closed: how many there are, empty ones too.
@@ -32,8 +35,8 @@ class Contributions:
         norms: of the layers, summed over the units, while scales are measured (section 5).
     """
 
-    def __init__(self, layers: Layers, settings: Settings, clips: ClipCounter) -> None:
-        self._layers, self._settings, self._clips = layers, settings, clips
+    def __init__(self, layers: Layers, settings: Settings, clips: ClipCounter, workers: int) -> None:
+        self._layers, self._settings, self._clips, self._workers = layers, settings, clips, workers
         home = layers.sum.home
         self.closed = 0
         self.discarded = torch.zeros((), dtype=torch.int64, device=home)
@@ -44,7 +47,7 @@ class Contributions:
         self,
         gradients: Sequence[torch.Tensor | None],
         loss_scale: torch.Tensor | None,
-        weight: float | torch.Tensor,
+        is_last: bool = False,
         was_clipped: torch.Tensor | None = None,
     ) -> None:
         """Clips a unit's gradient and adds it to the sum, which may overwrite it; without gradients, an empty unit.
@@ -52,13 +55,16 @@ class Contributions:
         Args:
             gradients: of the layers.
             loss_scale: what the loss was multiplied by, if not by 1.
-            weight: what the clipped gradient is multiplied by.
+            is_last: of the step: then the whole sum is divided too.
             was_clipped: whether it was clipped before it came, if it was made within the ball.
         """
         self.closed += 1
+        weight = 1.0 / self.divisor if is_last else 1.0
+        self._layers.sum.scale_(weight)
         if all(gradient is None for gradient in gradients):
             return
-        norms, factor = clipping.layer_norms(gradients, self._layers.sum.home), weight
+        norms = clipping.layer_norms(gradients, self._layers.sum.home)
+        factor: float | torch.Tensor = weight
         if loss_scale is not None:
             norms, factor = norms / loss_scale.to(norms), weight / loss_scale.to(norms)
         finite = clipping.is_finite(norms)
@@ -72,6 +78,39 @@ class Contributions:
             else:
                 self._clips.add_known(was_clipped, finite)
             self._layers.sum.add_(gradients, torch.where(finite, factors * factor, 0.0))
+
+    def add_empty(self, count: int) -> None:
+        """Closes the last units of a step, of which there are no gradients, and divides the whole sum."""
+        self.closed += count
+        self._layers.sum.scale_(1.0 / self.divisor)
+
+    @property
+    def divisor(self) -> float:
+        """A public number: never a count of examples, or of workers that happened to have data."""
+        return self._settings.divisor or self._workers * self.closed
+
+    # ---------------------------------------------------------------- noise
+
+    def noise_stds(self, noise_multiplier: float) -> list[float]:
+        """Of a worker's share of the noise on the mean, for each layer."""
+        scales = self._layers.scales or []
+        stds = self._settings.noise_per_worker(noise_multiplier, self._workers, self.closed, scales)
+        return [std / self.divisor for std in stds]
+
+    def add_noise_(self, stream: GaussianStream, noise_multiplier: float, rank: int) -> None:
+        """Adds this worker's share of the noise to the sum."""
+        shard, shards = (rank, self._workers) if self._settings.is_sharded else (0, 1)
+        self._layers.sum.add_noise_(stream, self.noise_stds(noise_multiplier), shard, shards)
+
+    def fit_float16_(self, noise_multiplier: float) -> float:
+        """Multiplies the noised sum by a public factor, and bounds it, so that it fits into float16; the factor."""
+        largest = 2 * self._settings.clip_norm * max(self._layers.scales or [1.0])  # room for uneven shares of a step
+        factor = float16_factor(self.noise_stds(noise_multiplier), largest, self._workers)
+        self._layers.sum.scale_(factor)
+        self._layers.sum.keep_finite_(self._workers)
+        return factor
+
+    # ---------------------------------------------------------------- many units at once
 
     def add_units(
         self,

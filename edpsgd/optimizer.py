@@ -20,7 +20,6 @@ from edpsgd.budget import Budget
 from edpsgd.clipping import FirstStepNorms
 from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve, wire_dtype
 from edpsgd.contributions import Contributions, claim_losses, release_losses
-from edpsgd.gradients import float16_factor
 from edpsgd.layers import Layers, describe_parameters, find_scales
 from edpsgd.ledger import Ledger
 from edpsgd.message import StepMessage
@@ -237,13 +236,13 @@ class PrivateOptimizer(OptimizerWrapper):
                 ``accumulate(scaler=scaler)`` too before ``scaler.step()``: a GradScaler wants to see something.
         """
         self._follow_parameters()
-        self._close_micro_batch(self._loss_scale(scaler), last=False)
+        self._parts.add(self._layers.take_gradients(), self._loss_scale(scaler))
 
     @torch.no_grad()
     def _accumulate_update(self, was_clipped: torch.Tensor | None) -> None:
         """For Federated: the same for a user's update, which was made within the ball."""
         self._follow_parameters()
-        self._close_micro_batch(self._loss_scale(None), last=False, was_clipped=was_clipped)
+        self._parts.add(self._layers.take_gradients(), self._loss_scale(None), was_clipped=was_clipped)
 
     def _loss_scale(self, scaler: GradScaler | None) -> torch.Tensor | None:
         scale = self._scaling.scale(scaler, self, self._layers.sum.home)
@@ -270,10 +269,7 @@ class PrivateOptimizer(OptimizerWrapper):
             count: how many micro-batches there are, with ``units``; the last ones may be empty.
             scaler: the GradScaler that scaled the losses, if there is one.
         """
-        if not isinstance(losses, torch.Tensor) or losses.dim() != 1:
-            shape = getattr(losses, "shape", None)
-            found = f"a {type(losses).__name__}" if shape is None else f"shape {tuple(shape)}"
-            raise ValueError(f"losses must be one number for each example, a tensor of shape (B,), got {found}")
+        checks.check_one_for_each(losses)
         self._follow_parameters()
         self._books.note_once("one_pass")
         loss_scale = self._loss_scale(scaler)
@@ -316,10 +312,9 @@ class PrivateOptimizer(OptimizerWrapper):
         self._follow_parameters()
         refusal = self._wrong or self._refusal_of_place() or self._refusal_of_open_example()
         if self._layers.have_gradients():
-            self._close_micro_batch(getattr(self, "grad_scale", None), last=True)
+            self._parts.add(self._layers.take_gradients(), getattr(self, "grad_scale", None), is_last=True)
         else:
-            self._parts.closed += self._books.empty_units(self._parts.closed)
-            self._layers.sum.scale_(1.0 / self._divisor)
+            self._parts.add_empty(self._books.empty_units(self._parts.closed))
         number, self._steps = self._steps, self._steps + 1  # even if the step fails, its noise is not used again
         try:
             if self._layers.scales is None:
@@ -354,36 +349,11 @@ class PrivateOptimizer(OptimizerWrapper):
     def _refusal_of_open_example(self) -> Exception | None:
         """Without a sampler nobody knows how many examples are in a gradient that step() finds."""
         is_known = self._settings.unit != "example" or self.batches is not None
-        if is_known or not self._layers.have_gradients():
-            return None
-        return RuntimeError(
-            "step() found a gradient that was not closed as that of one example, and the mean over a batch is none: "
-            "with unit='example' call optimizer.backward(losses) with one loss for each example, or "
-            "optimizer.accumulate() after the backward of each"
-        )
-
-    def _close_micro_batch(
-        self, loss_scale: torch.Tensor | None, last: bool, was_clipped: torch.Tensor | None = None
-    ) -> None:
-        """Clip: adds the micro-batch's clipped gradient to the sum; ``last`` also divides the whole sum."""
-        weight, gradients = 1.0, self._layers.take_gradients()
-        if last:
-            weight = 1.0 / (self._settings.divisor or self._collective.size * (self._parts.closed + 1))
-            self._layers.sum.scale_(weight)
-        self._parts.add(gradients, loss_scale, weight, was_clipped)
-
-    def _noise_stds(self) -> list[float]:
-        """Of this worker's share of the noise on the mean, for each layer."""
-        stds = self._settings.noise_per_worker(
-            self._noise_multiplier, self._collective.size, self._parts.closed, self._layers.scales or []
-        )
-        return [std / self._divisor for std in stds]
+        return None if is_known or not self._layers.have_gradients() else RuntimeError(checks.OPEN_EXAMPLE)
 
     def _add_noise(self, number: int) -> None:
         """Adds this worker's share of the noise to its sum."""
-        workers, rank = self._collective.size, self._collective.rank
-        shard, shards = (rank, workers) if self._settings.is_sharded else (0, 1)
-        self._layers.sum.add_noise_(self._source.stream(number), self._noise_stds(), shard, shards)
+        self._parts.add_noise_(self._source.stream(number), self._noise_multiplier, self._collective.rank)
 
     def _charge(self, refusal: Exception | None) -> Exception | None:
         """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk.
@@ -410,11 +380,6 @@ class PrivateOptimizer(OptimizerWrapper):
         finally:
             self.zero_grad()
 
-    @property
-    def _divisor(self) -> float:
-        """A public number: never a count of examples, or of workers that happened to have data."""
-        return self._settings.divisor or self._collective.size * self._parts.closed
-
     # ---------------------------------------------------------------- scales measured in the first step
 
     def _measure_scales(self, number: int, refusal: Exception | None) -> None:
@@ -438,12 +403,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def _send(self, number: int, refusal: Exception | None) -> None:
         """Replaces the worker's noised part by the noised mean over all workers, compressed on the way if so asked."""
         gradients, dtype = self._layers.sum, wire_dtype(self._settings.compression)
-        factor = 1.0
-        if dtype is torch.float16:
-            largest = 2 * self.clip_norm * max(self._layers.scales or [1.0])  # with room for uneven shares of a step
-            factor = float16_factor(self._noise_stds(), largest, self._collective.size)
-            gradients.scale_(factor)
-            gradients.keep_finite_(self._collective.size)
+        factor = self._parts.fit_float16_(self._noise_multiplier) if dtype is torch.float16 else 1.0
         self._sum_over_workers(gradients.wire, gradients.tail, number, refusal, dtype)
         gradients.scale_(1.0 / factor)
 
@@ -522,7 +482,7 @@ class PrivateOptimizer(OptimizerWrapper):
             self._start_step()
 
     def _start_step(self) -> None:
-        self._parts = Contributions(self._layers, self._settings, self._clips)
+        self._parts = Contributions(self._layers, self._settings, self._clips, self._collective.size)
         self._scaling = amp.LossScaling()
         self._wrong = None
 
