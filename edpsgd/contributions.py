@@ -17,8 +17,6 @@ from edpsgd.noise import GaussianStream
 from edpsgd.settings import Settings
 from edpsgd.units import UnitGradients
 
-_CLAIM = "edpsgd.backward"
-
 
 class Contributions:
     """The units of a step so far.
@@ -161,10 +159,11 @@ def claim_losses(losses: torch.Tensor, owner: object) -> None:
     if losses.grad_fn is None:
         return
     claims: dict[str, int] = losses.grad_fn.metadata  # type: ignore[assignment]  # lives as long as the graph
-    if _CLAIM not in claims:
-        claims[_CLAIM] = id(owner)
+    key = _claim(losses)
+    if key not in claims:
+        claims[key] = id(owner)
         return
-    if claims[_CLAIM] == id(owner):
+    if claims[key] == id(owner):
         raise RuntimeError(
             "these losses went through backward() before: every example would count twice. Compute them again"
         )
@@ -178,4 +177,9 @@ def claim_losses(losses: torch.Tensor, owner: object) -> None:
 def release_losses(losses: torch.Tensor) -> None:
     """Takes the claim back, if nothing came of it."""
     if losses.grad_fn is not None:
-        losses.grad_fn.metadata.pop(_CLAIM, None)  # type: ignore[attr-defined]
+        losses.grad_fn.metadata.pop(_claim(losses), None)  # type: ignore[attr-defined]
+
+
+def _claim(losses: torch.Tensor) -> str:
+    """A node can have several outputs, such as the parts of a split."""
+    return f"edpsgd.backward {losses.output_nr}"

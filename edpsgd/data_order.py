@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_IN_MEMORY = 1 << 16  # items of a list that are looked at; they cost next to nothing
+_IN_MEMORY = 4096  # items of a list that are looked at: no file has to be read for them
 _READ = 64  # items of a data set, which may have to read a file for each
 
 

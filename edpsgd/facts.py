@@ -43,9 +43,10 @@ def _sampling(run: Mapping[str, Any], released: Sequence[Event]) -> str:
         return _rounds(batches, vouched)
     if batches.get("kind") == "poisson":
         rate = batches.get("sampling_rate") or math.nan
+        drawn = "; worker and micro-batch are drawn for each example too" if batches.get("slots") == "drawn" else ""
         return (
             f"Poisson: every example joins every step with probability {rate:.6g}, independently of all others; "
-            f"{vouched}. {common}, {split} in a step."
+            f"{vouched}. {common}, {split} in a step{drawn}."
         )
     return (
         f"Shuffled: every example is in one step of an epoch, in a new order each time; {vouched}. "

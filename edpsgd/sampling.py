@@ -14,7 +14,7 @@ from edpsgd.arguments import check_choice, check_count, shown
 from edpsgd.batches import Batches, RandomDraws
 from edpsgd.collectives import Collective
 
-_DRAWS = 2  # how Poisson draws follow from a seed; counts up when that changes
+_DRAWS = 2  # how micro-batches of Poisson draws follow from a seed; counts up when that changes
 _CHUNK = 1 << 20  # indices whose random numbers are held at once
 
 
@@ -25,7 +25,8 @@ class ShuffledBatches(Batches):
     workers.
 
     Args:
-        examples: the data set or its size, over all workers.
+        examples: the data set or its size, over all workers. Several workers read a few items of a data set, to see
+            that all have them in the same order; with a size only, that is a condition of ε.
         batch_size: examples in a micro-batch of one worker.
         micro_batches: K, how many batches a worker draws for a step; ``optimizer.accumulate()`` between them.
         together: whether the K batches of a step come as one, for ``optimizer.backward(losses)``.
@@ -131,7 +132,8 @@ class PoissonBatches(RandomDraws):
     may be empty.
 
     Args:
-        examples: the data set or its size, over all workers.
+        examples: the data set or its size, over all workers. Several workers read a few items of a data set, to see
+            that all have them in the same order; with a size only, that is a condition of ε.
         sampling_rate: q.
         steps_per_epoch: the length of what set_epoch counts; 1/q, rounded up, if None.
         unit: "micro_batch", or "example" for PrivateOptimizer(unit="example"): a worker's draw is then one batch, of
@@ -204,14 +206,18 @@ class PoissonBatches(RandomDraws):
         return {**super().describe(), "sampling_rate": self.sampling_rate, **drawn}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sampler stands; with a seed, also how its draws follow from it."""
+        """Where the sampler stands; with a seed, also how micro-batches follow from it."""
         state = super().state_dict()
-        return state if self.seed is None else {**state, "draws": _DRAWS}
+        return {**state, "draws": _DRAWS} if self._has_seeded_slots else state
+
+    @property
+    def _has_seeded_slots(self) -> bool:
+        return self.seed is not None and self._is_common
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuses the state of another kind of sampler, and one whose seed gave other draws."""
         super().check_state(state)
-        if self.seed is not None and state.get("draws") != _DRAWS:
+        if self._has_seeded_slots and state.get("draws") != _DRAWS:
             raise ValueError(
                 "the checkpoint is of another version, in which the same seed gave other batches: its run cannot be "
                 "repeated here. Go on with that version, or without a seed from the model alone"
