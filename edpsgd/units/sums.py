@@ -93,7 +93,7 @@ class LayerGradients:
         return self._own
 
     def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all units, and for which of them single precision has no room: see ``precise_norms``."""
+        """Of all units, and for which of them single precision will not do: see ``precise_norms``."""
         self._join()
         if self._own is not None or self._is_small():
             self._make_own()
@@ -107,9 +107,10 @@ class LayerGradients:
             return none, none.bool()
         squares, sizes, lost = torch.stack(parts).sum(0)
         # Where rows cancel, rounding could hide a gradient: rather too large a norm, which clips more.
-        off = rounding(squares.device) * sizes
-        norms = torch.where(squares < 10 * off, squares.clamp(min=0.0) + off, squares).sqrt()
-        return norms, _has_left(squares, lost)
+        off = (1e-13 if squares.dtype is torch.float64 else rounding(squares.device)) * sizes
+        is_rounded = squares < 10 * off
+        norms = torch.where(is_rounded, squares.clamp(min=0.0) + off, squares).sqrt()
+        return norms, _has_left(squares, lost) | (is_rounded & (squares.dtype is torch.float32))
 
     def precise_norms(self, chosen: torch.Tensor) -> torch.Tensor:
         """Of some units, in double precision, where no product of what single precision holds leaves the range.

@@ -20,7 +20,8 @@ from edpsgd.units.owners import NOBODY, SHARED, Owners
 
 _POWERS = {torch.float16: 8}  # of two, that tell examples apart; half precision has few
 _MANY_POWERS = 32
-_CLOSE = 1e-3  # scaling by a power of two is exact, but for the order in which a device adds
+_CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}  # a power of two is exact, but not the order of additions
+_CLOSE_IN_HALF = 1e-3
 
 
 class Trace:
@@ -59,7 +60,10 @@ class Trace:
 
     def _hand_on(self, node: Node) -> None:
         handed = self._results.setdefault(node, [None] * len(shapes(node)))
-        results = self._results[node] = [None if one is None else self._compressed(one) for one in handed]
+        results = self._results[node] = [
+            None if one is None else own.everywhere(NOBODY, len(shape)) if 0 in shape else self._compressed(one)
+            for one, shape in zip(handed, shapes(node), strict=True)
+        ]
         used = [one for one in results if one is not None]
         if node.name() == LEAF or not used:
             return
@@ -162,12 +166,13 @@ def _decoded(
     number = torch.zeros(plain.shape, dtype=torch.int64, device=plain.device)
     is_apart = torch.ones_like(number, dtype=torch.bool)
     is_zero = plain == 0
+    close = _CLOSE.get(plain.dtype, _CLOSE_IN_HALF)
     for place, scaled in digits:
         one = torch.zeros_like(plain) if scaled is None else scaled.sum_to_size(tuple(shape))
         power = torch.log2((plain / one).abs()).round().nan_to_num(-1.0, -1.0, -1.0)
         expected = torch.ldexp(plain, -power)
         is_apart &= (power >= 0) & (power < base)
-        is_apart &= (one - expected).abs() <= _CLOSE * expected.abs()
+        is_apart &= (one - expected).abs() <= close * expected.abs()
         is_zero &= one == 0
         number += power.long().clamp(min=0) * place
     is_apart &= number < examples
