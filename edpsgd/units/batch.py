@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from edpsgd.units import owners as own
 from edpsgd.units import recurrent
+from edpsgd.units.broken import only
 from edpsgd.units.cuts import Cut, find_cut
-from edpsgd.units.graph import Gradients, Graph, shapes
+from edpsgd.units.graph import LEAF, Gradients, Graph, shapes
 from edpsgd.units.meanings import lstm_sequences
 from edpsgd.units.rows import Layout, Units
 from edpsgd.units.rules import Received, Use, allows, uses
@@ -36,7 +38,8 @@ class Batch:
     Attributes:
         kinds: the operations of this batch.
         is_new: whether one of them was never compared.
-        is_checked: whether autograd must be asked too; the graph is then kept.
+        is_checked: whether autograd must be asked too.
+        may_spread: whether NaN of one unit may reach others: not where each operation is known to keep them apart.
         without_rule: names of parameters that are left to autograd, for an operation that has no rule.
         shared: names of those with rows that belong to several examples.
         tolerance: relative, of the precision in which the gradients came.
@@ -56,6 +59,7 @@ class Batch:
         self._numbers = {name: number for number, name in enumerate(parameters)}
         self._graph = Graph(losses)
         self.kinds = {node.name() for node in self._graph.nodes}
+        _refuse_reentrant(self.kinds)
         self.is_new = not self.kinds <= compared
         self.is_checked = is_due or self.is_new
         self._trace = Trace(self._graph)
@@ -68,7 +72,9 @@ class Batch:
         self._layers: dict[int, LayerGradients] = {}
         self._cuts: list[Cut] = []
         self._gates: dict[Node, torch.Tensor] = {}
-        self._go_back(is_last=not (self._cut_at or self.is_checked))
+        self._has_broken = False
+        self.may_spread = bool(self._cut_at or self._trace.tried)
+        self._go_back(is_last=not (self.is_checked or self.may_spread))
 
     # ---------------------------------------------------------------- what to look at
 
@@ -222,8 +228,28 @@ class Batch:
                 found[number][units.to(norms.device)] = norms.to(found[number].dtype)
         return found
 
+    def keeps_zero(self) -> bool:
+        """Whether no infinity that an operation kept makes NaN of gradients of zero, so that they reach other units."""
+        if self.shared or not self._trace.keep_zero():
+            return False
+        nothing = self.by_autograd(torch.zeros(self._units.count))
+        return all(bool(torch.isfinite(one).all()) for one in nothing.values())
+
+    def _places(self) -> dict[Node, list[torch.Tensor | None]]:
+        """The units of what nodes receive, where that is one unit for each element."""
+        found = {}
+        for node in self._graph.nodes:
+            if node.name() != LEAF and self._tells_apart(node):
+                results = self._trace.results(node)
+                found[node] = [None if one is None else self._units_of(one) for one in results]
+        return found
+
+    def _units_of(self, owners: torch.Tensor) -> torch.Tensor:
+        return torch.where(owners >= 0, self._units.of_examples[owners.clamp(min=0)], owners)
+
     def drop(self, units: torch.Tensor) -> None:
-        """Makes the gradients of some units zero."""
+        """Makes the gradients of some units zero. Autograd is kept from mixing them with others."""
+        self._has_broken = True
         for layer in self._layers.values():
             layer.drop(units)
         for cut in self._cuts:
@@ -287,10 +313,21 @@ class Batch:
         """The same sums by autograd alone; without layers that have no gradient."""
         weights = self._weights * factors.to(self._weights)[self._units.of_examples.to(self._weights.device)]
         trained = {number: p for number, p in enumerate(self._parameters.values()) if p.requires_grad}
-        found = torch.autograd.grad(
-            [self._losses], list(trained.values()), [weights], retain_graph=True, allow_unused=True
-        )
+        with only((factors != 0).cpu(), self._places()) if self._has_broken else nullcontext():
+            found = torch.autograd.grad(
+                [self._losses], list(trained.values()), [weights], retain_graph=True, allow_unused=True
+            )
         return {number: one for number, one in zip(trained, found, strict=True) if one is not None}
+
+
+def _refuse_reentrant(kinds: Set[str]) -> None:
+    """A re-entrant checkpoint hides the parameters inside it, which would get no gradient, and nobody would notice."""
+    if "CheckpointFunctionBackward" in kinds:
+        raise ValueError(
+            "the model uses torch.utils.checkpoint with use_reentrant=True, which hides the layers inside it: "
+            "gradients of single examples need checkpoint(..., use_reentrant=False); models of transformers take "
+            'gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
+        )
 
 
 def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:

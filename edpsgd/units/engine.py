@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from edpsgd.units.batch import Batch
+from edpsgd.units.broken import AloneGradients, find_alone
 from edpsgd.units.rows import Units
 from edpsgd.units.sums import exact
 
@@ -84,6 +85,7 @@ class UnitGradients:
         self._batches, self._verifies_all = 0, verifies_all
         self.has_shared_rows = False
         self._batch: Batch | None = None
+        self._alone: AloneGradients | None = None
         self._has_batch = False
 
     def backward(
@@ -111,22 +113,25 @@ class UnitGradients:
         weights = torch.ones_like(losses, requires_grad=False) / groups.sizes()[groups.of_examples].to(losses)
         self._batch, norms = self._proven(losses, weights, groups)
         self._has_batch = True
-        is_broken = ~torch.isfinite(norms).all(1)
-        if bool(is_broken.any()):
-            self._check_spread(losses, groups, is_broken)
-            self._batch.drop(is_broken)
+        self._look_alone(self._batch, losses, groups, norms)
         return norms
 
-    def _check_spread(self, losses: torch.Tensor, groups: Units, is_broken: torch.Tensor) -> None:
-        """Where units are computed one at a time in a common graph, NaN of one spreads to the others."""
-        own = torch.zeros_like(is_broken)
-        own[groups.of_examples.to(own.device)[~torch.isfinite(losses.detach())]] = True
-        if self._batch is not None and self._batch.slow and bool((is_broken & ~own).any()):
-            raise RuntimeError(
-                f"NaN or infinities of some examples reach others in {', '.join(self._batch.slow)}, for which there is "
-                "no rule: one example could take all others out of the step. Remove what makes them, or use one "
-                "backward and accumulate() for each unit"
-            )
+    def _look_alone(self, batch: Batch, losses: torch.Tensor, groups: Units, norms: torch.Tensor) -> None:
+        """Finds the units that others have broken, and writes their norms; all others that are broken are dropped."""
+        is_broken = ~torch.isfinite(norms).all(1)
+        if not bool(is_broken.any()):
+            return
+        batch.drop(is_broken)
+        own = set(groups.of_examples[~torch.isfinite(losses.detach()).cpu()].tolist())
+        suspects = [unit for unit in is_broken.nonzero().flatten().tolist() if unit not in own]
+        if suspects and batch.may_spread and int(is_broken.sum()) > 1:  # else nobody could have broken it
+            alone = AloneGradients(batch.by_autograd, groups.count)
+            find_alone(alone, suspects, batch.keeps_zero)
+            self._alone = alone if alone.found else None
+            for unit, found in alone.found.items():
+                norms[unit] = 0.0
+                for number, norm in found.items():
+                    norms[unit, number] = norm.to(norms)
 
     def add_weighted_(self, sums: Sequence[torch.Tensor], factors: torch.Tensor) -> None:
         """Adds the units' gradients, each times its factor, to ``sums``.
@@ -144,10 +149,12 @@ class UnitGradients:
                 if self._verifies_all:
                     self._compare_released(self._batch, factors)
                 self._batch.add_weighted_(sums, factors)
+                if self._alone is not None:
+                    self._alone.add_weighted_(sums, factors)
 
     def release(self) -> None:
         """Forgets the batch; what was learned about the model stays."""
-        self._batch, self._has_batch = None, False
+        self._batch, self._alone, self._has_batch = None, None, False
 
     # ---------------------------------------------------------------- proof
 
@@ -178,16 +185,18 @@ class UnitGradients:
         wrong = dict[int, float]()
         for number, off, size in self._distances(batch, norms, groups):
             allowed = batch.tolerance * size
-            if off > allowed and number in trusted:  # never, where a broken unit makes autograd's sum NaN
+            if not off <= allowed and number in trusted:
                 wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
         return wrong
 
     def _distances(self, batch: Batch, norms: torch.Tensor, groups: Units) -> Iterator[tuple[int, float, float]]:
         """The number of a layer, how far something is from what autograd says, and how large it is."""
-        random, is_finite = secrets.SystemRandom(), torch.isfinite(norms).all(1).tolist()
+        random, is_finite = secrets.SystemRandom(), torch.isfinite(norms).all(1).cpu()
         present = [unit for unit in groups.present if is_finite[unit]]
         if not present:
             return
+        if len(present) < len(groups.present):
+            batch.drop(~is_finite.to(norms.device))
         chosen = present
         if batch.tolerance > _FINE:  # then one wrong unit would be lost among many
             chosen = random.sample(chosen, min(8, len(chosen)))
@@ -202,14 +211,14 @@ class UnitGradients:
         usual = float(norms[present].norm()) / len(present) ** 0.5
         for unit in present if self._verifies_all else random.sample(present, min(3, len(present))):
             for number, size in batch.norms_of(unit):
-                too_small = max(
-                    0.0, size - float(norms[unit, number])
-                )  # where rows cancel, they are too large on purpose
+                too_small = max(0.0, size - float(norms[unit, number]))  # too large on purpose, where rows cancel
                 yield number, too_small, size + 0.01 * usual
 
     def _compare_released(self, batch: Batch, factors: torch.Tensor) -> None:
         """The very sums that will be released; of three layers, if each has factors of its own."""
         layers = batch.numbers
+        if self._alone is not None:  # these are made by autograd itself
+            factors = factors.index_fill(0, torch.tensor(list(self._alone.found), device=factors.device), 0.0)
         if factors.dim() > 1:
             layers = secrets.SystemRandom().sample(layers, min(3, len(layers)))
         for column, numbers in [(factors, layers)] if factors.dim() == 1 else [(factors[:, n], [n]) for n in layers]:
@@ -217,7 +226,7 @@ class UnitGradients:
             for number, found in batch.sums(column):
                 one = expected.get(number, torch.zeros_like(found))
                 size = float(one.norm()) + 0.01 * float(found.norm())
-                if number in numbers and float((found - one).norm()) > batch.tolerance * size:
+                if number in numbers and not float((found - one).norm()) <= batch.tolerance * size:
                     raise WrongGradients("a clipped sum does not agree with autograd: it is not released")
 
     def _warn(self, names: Iterable[str], reason: str) -> None:

@@ -56,6 +56,15 @@ class Trace:
         """Of all results; None where nobody used one."""
         return self._results[node]
 
+    def keep_zero(self) -> bool:
+        """Whether all operations that were tried out make zeros of zeros, and not NaN."""
+        for node in self.tried:
+            metadata = saved(node, "_input_metadata")
+            zeros = [torch.zeros(tuple(one.shape), dtype=one.dtype, device=one.device) for one in metadata]
+            if any(one is not None and not bool(torch.isfinite(one).all()) for one in _backward(node, zeros)):
+                return False
+        return True
+
     # ---------------------------------------------------------------- from results to arguments
 
     def _hand_on(self, node: Node) -> None:
