@@ -10,7 +10,6 @@ import json
 import math
 import os
 import platform
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import edpsgd
+from edpsgd import escaping, files
 from edpsgd.bounds import Bound, format_epsilon
 from edpsgd.events import Event
 from edpsgd.facts import facts, is_raw, short
@@ -99,22 +99,22 @@ class Card:
 
     def json(self) -> str:
         """The card as one JSON object."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False)
+        return escaping.json_text(asdict(self), indent=2)
 
     def markdown(self) -> str:
         """The card as a page to read."""
         parts = [
             "# Privacy card",
             f"**ε = {_digits(self.epsilon)} at δ = {self.delta:g}** ({self.method}; {self.neighbours})",
-            _section("It holds on condition that", _list(self.conditions)),
+            _section("It holds on condition that", _list([escaping.markdown(text) for text in self.conditions])),
             _section("Unit of privacy", self.unit),
             _section("ε by every method", _bounds_table(self.bounds)),
             _section("Training", self._training()),
-            *(_section(name, text) for name, text in self.facts.items()),
+            *(_section(name, escaping.markdown(text)) for name, text in self.facts.items()),
             _section("Noise multipliers that were accounted", _schedule_table(self.schedule)),
             _section("Runs", self._runs()),
-            _section("Not covered by ε", _list([_escape(text) for text in self.not_covered])),
-            _section("Metrics", _table(("Metric", "Value"), [(_escape(k), short(v)) for k, v in self.metrics.items()])),
+            _section("Not covered by ε", _list([escaping.markdown(text) for text in self.not_covered])),
+            _section("Metrics", _table(("Metric", "Value"), _rows(self.metrics))),
             _section("Versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -129,7 +129,7 @@ class Card:
         text = (
             f"{self.runs} runs wrote the ledger, and ε is that of all of them. The settings above are the last run's."
         )
-        changes = [f"`{name}`: {_changes(name, values)}" for name, values in self.differences.items()]
+        changes = [f"{_code(name)}: {_changes(name, values)}" for name, values in self.differences.items()]
         return f"{text} These differ between the runs:\n\n{_list(changes)}" if changes else text
 
 
@@ -197,9 +197,9 @@ def write(
         ['privacy_card.json', 'privacy_card.md']
     """
     card = make(ledger, delta, metrics, not_covered)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    _replace(Path(folder, f"{NAME}.md"), card.markdown())
-    _replace(Path(folder, f"{NAME}.json"), card.json() + "\n")
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.write_text(Path(folder, f"{NAME}.md"), card.markdown())
+    files.write_text(Path(folder, f"{NAME}.json"), card.json() + "\n")
     return card
 
 
@@ -211,20 +211,6 @@ def stated(data: Mapping[str, Any]) -> list[str]:
         ['the word list: read from the training set']
     """
     return [text for text in _checked_statements(data["not_covered"]) if text not in _OWN]
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whoever reads the file finds the old text or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 # -------------------------------------------------------------------- what the settings mean
@@ -366,12 +352,18 @@ def _changes(name: str, values: Sequence[Any]) -> str:
         f"{len(v)} given scales" if name == "layer_scaling" and isinstance(v, Mapping) else json.dumps(v)
         for v in values
     ]
-    return ", then ".join(text for i, text in enumerate(shown) if i == 0 or text != shown[i - 1])
+    told = ", then ".join(text for i, text in enumerate(shown) if i == 0 or text != shown[i - 1])
+    return escaping.markdown(told)
 
 
 def _digits(epsilon: float | str) -> str:
     return format_epsilon(float(epsilon))
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+def _rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(escaping.markdown(name), escaping.markdown(short(value))) for name, value in metrics.items()]
+
+
+def _code(name: str) -> str:
+    """Names of settings are words; anything else, from a strange ledger, is shown as text."""
+    return f"`{name}`" if name.isidentifier() else escaping.markdown(name)

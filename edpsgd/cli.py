@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edpsgd import accounting, card
+from edpsgd import accounting, card, escaping, files
 from edpsgd.bounds import Bound, Report, format_epsilon
 from edpsgd.events import LedgerError
 from edpsgd.ledger import Ledger
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         _print(args.command(args))
     except _Refused as refused:
-        print(refused, file=sys.stderr)
+        print(escaping.visible(str(refused)), file=sys.stderr)
         return 2
     return 0
 
@@ -230,7 +230,7 @@ def _card(args: argparse.Namespace) -> str:
         args.refuse(f"argument RUN: {args.run!r} cannot be read: {error.strerror or error}")
     except LedgerError as error:
         args.refuse(f"argument RUN: {error}")
-    except (KeyError, TypeError, AttributeError, IndexError):
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError, RecursionError):
         args.refuse(f"argument RUN: {args.run!r} holds entries that this version cannot read")
     return made.json() if args.json else made.markdown().rstrip()
 
@@ -239,7 +239,7 @@ def _written_delta(args: argparse.Namespace, path: Path) -> float:
     """The δ of the card that the run wrote."""
     refuse: Callable[[str], NoReturn] = args.refuse
     try:
-        return _number("delta")(str(json.loads(path.read_text(encoding="utf-8"))["delta"]))
+        return _number("delta")(str(files.read_json(path)["delta"]))
     except FileNotFoundError:
         refuse(f"argument --delta: must be given, since there is no {path}")
     except (OSError, ValueError, KeyError, TypeError, argparse.ArgumentTypeError):
@@ -250,7 +250,7 @@ def _written_statements(args: argparse.Namespace, path: Path) -> list[str]:
     """What the run said that ε does not cover, from the card that it wrote, if there is one."""
     refuse: Callable[[str], NoReturn] = args.refuse
     try:
-        return card.stated(json.loads(path.read_text(encoding="utf-8")))
+        return card.stated(files.read_json(path))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError, KeyError, TypeError):
@@ -364,7 +364,8 @@ def _up(z: float) -> str:
 def _print(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+        shown = escaping.visible(text, keep="\n")
+        print(shown.encode(encoding, "replace").decode(encoding), flush=True)
     except OSError as error:  # a full disk, or a reader that has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise _Refused(f"edpsgd: error: the output cannot be written: {error.strerror}") from error

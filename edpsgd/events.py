@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+KINDS = ("gradients", "layer_norms")
+_MOST_STEPS = 2**53
+_DEEPEST = 16  # settings of a run are nested three deep
 
 
 class LedgerError(ValueError):
@@ -36,6 +43,68 @@ class Event:
     steps: int = 0
     batching: str = "unvouched"
     sampling_rate: float | None = None
+
+    @classmethod
+    def parse(cls, data: object) -> Event:
+        """An event from the JSON of a file; a LedgerError says which of its values cannot be one."""
+        if not isinstance(data, Mapping) or {"kind", "epoch"} - data.keys():
+            raise LedgerError("an event must have a kind and an epoch")
+        unknown = data.keys() - {item.name for item in fields(cls)}
+        if unknown:
+            raise LedgerError(f"an event has {len(unknown)} values that this version does not know")
+        event = cls(**data)
+        fits = {
+            "kind": event.kind in KINDS,
+            "epoch": event.epoch is None or _is_int(event.epoch),
+            "noise_multiplier": event.noise_multiplier is None or is_noise(event.noise_multiplier),
+            "steps": _is_int(event.steps) and 0 <= event.steps <= _MOST_STEPS,
+            "batching": isinstance(event.batching, str) and event.batching.isprintable(),
+            "sampling_rate": event.sampling_rate is None or _is_number(event.sampling_rate, 1.0),
+        }
+        wrong = [name for name, does in fits.items() if not does]
+        if wrong:
+            raise LedgerError(f"an event has {' and '.join(wrong)} that no run can have written")
+        return event
+
+
+def is_noise(value: object) -> bool:
+    """Whether it can be a noise multiplier: finite, and not negative."""
+    return _is_number(value, math.inf)
+
+
+def _is_number(value: object, most: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value) and 0 <= value <= most
+    except OverflowError:  # an int beyond all floats
+        return False
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def parse_run(data: object) -> dict[str, Any]:
+    """The settings of a run from the JSON of a file."""
+    if not isinstance(data, dict) or not isinstance(data.get("id"), str):
+        raise LedgerError("a run must have settings and an id")
+    if not isinstance(data.get("batches") or {}, dict):
+        raise LedgerError("the batches of a run must have names and values")
+    if not _is_int(data.get("workers", 1)):
+        raise LedgerError("the number of workers of a run must be a whole number")
+    if _depth(data) > _DEEPEST:
+        raise LedgerError("the settings of a run are nested too deep")
+    return data
+
+
+def _depth(data: object) -> int:
+    """Of lists and dictionaries in each other, as far as it matters."""
+    depth, level = 0, [data]
+    while depth <= _DEEPEST and any(isinstance(one, dict | list) for one in level):
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        depth, level = depth + 1, [item for values in inside for item in values]
+    return depth
 
 
 def family(batching: str) -> str:

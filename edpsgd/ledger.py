@@ -16,14 +16,14 @@ import os
 import uuid
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edpsgd import bounds
 from edpsgd.bounds import Bound, Report
-from edpsgd.events import Event, LedgerError, LedgerUnavailable, family
+from edpsgd.events import Event, LedgerError, LedgerUnavailable, family, is_noise, parse_run
 from edpsgd.ledger_file import LedgerFile, read_records
 from edpsgd.pld import Composition
 
@@ -57,14 +57,18 @@ class Ledger:
         self._composition: Composition | None = None
         self._file = None if path is None else LedgerFile(Path(path))
         if self._file is not None:
-            self._replay(self._file.records)
+            try:
+                self._replay(self._file.records, self._file.path)
+            except BaseException:
+                self._file.close()
+                raise
             atexit.register(_close_at_exit, weakref.ref(self))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Ledger:
         """What a file holds, in memory; also of a run that is still writing."""
         ledger = cls()
-        ledger._replay(read_records(Path(path))[0])
+        ledger._replay(read_records(Path(path))[0], Path(path))
         return ledger
 
     def begin_run(self, settings: dict[str, Any], run_id: str | None = None) -> None:
@@ -129,6 +133,7 @@ class Ledger:
         """Pays for one step of the open event, before it is released."""
         if self._current is None:
             raise LedgerError("no event is open: call open_epoch() first")
+        _check_noise(noise_multiplier)
         event = self.events[self._current]
         event.steps += 1
         lower = event.noise_multiplier is None or noise_multiplier < event.noise_multiplier
@@ -143,6 +148,7 @@ class Ledger:
 
     def charge_layer_norms(self, noise_multiplier: float) -> None:
         """Pays for layer scales measured in a first step; 0 marks raw norms, which no noise covers."""
+        _check_noise(noise_multiplier)
         self._append(Event("layer_norms", None, noise_multiplier, steps=1), durable=True)
 
     def epsilon(self, delta: float, events: Sequence[Event] | None = None) -> Bound:
@@ -175,13 +181,9 @@ class Ledger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the ledger of a checkpoint, or keeps this one where it knows of more: what was released stays so."""
-        if state.get("format") != FORMAT:
-            raise LedgerError(
-                f"the checkpoint's ledger has format {state.get('format')!r}, this version reads {FORMAT}"
-            )
         other = Ledger()
-        other.runs = [dict(run) for run in state["runs"]]
-        other.events = [Event(**event) for event in state["events"]]
+        other.runs, other.events = _parsed(state)
+        self._check_rollback(other)
         bounds.unit_of([*self.runs, *other.runs])
         has_less = self._is_unused() or other._continues(self)
         if not (has_less or self._continues(other)):
@@ -194,6 +196,25 @@ class Ledger:
         if has_less:
             self._adopt(other)
         self._is_level = self.events == other.events
+
+    def _check_rollback(self, other: Ledger) -> None:
+        """An entry is in the file before its step is released: a file that knows less than a checkpoint has lost some.
+
+        How many were behind those that the checkpoint knows, nobody can tell.
+        """
+        if self._file is None or other._is_unused():
+            return
+        known = {run["id"] for run in other.runs}
+        is_same = any(run["id"] in known for run in self.runs)
+        has_lost = is_same and not all(
+            any(_at_least(mine, theirs) for mine in self.events[i : i + 1]) for i, theirs in enumerate(other.events)
+        )
+        if has_lost or self._file.was_emptied:
+            raise LedgerError(
+                f"the ledger {self._file.path} holds less than the checkpoint's: it was cut, or taken from an older "
+                "copy, and steps after the checkpoint may be missing too. Restore it. A new file, at a path where "
+                "there is none, begins with the checkpoint's ledger: its ε lacks what came after the checkpoint"
+            )
 
     def close(self) -> None:
         """Writes the exact step count and lets go of the file, which then takes no more charges; done at exit too."""
@@ -228,8 +249,10 @@ class Ledger:
     def _adopt(self, other: Ledger) -> None:
         known = {run["id"] for run in other.runs}
         own = [run for run in self.runs if run["id"] not in known]
-        self.runs, self.events = other.runs + own, other.events
-        self._write({"state": self.state_dict()}, durable=True)
+        adopted = Ledger()
+        adopted.runs, adopted.events = other.runs + own, other.events
+        self._write({"state": adopted.state_dict()}, durable=True)  # first: if it fails, nothing has changed
+        self.runs, self.events = adopted.runs, adopted.events
 
     def _append(self, event: Event, durable: bool = False) -> int:
         index = len(self.events)
@@ -255,15 +278,26 @@ class Ledger:
         if self._file is not None:
             self._file.append(record, durable)
 
-    def _replay(self, records: list[dict[str, Any]]) -> None:
-        for record in records:
-            if "state" in record:
-                self.runs = record["state"]["runs"]
-                self.events = [Event(**event) for event in record["state"]["events"]]
-            elif "run" in record:
-                self.runs.append(record["run"])
-            else:
-                self.events[record["index"] :] = [Event(**record["event"]), *self.events[record["index"] + 1 :]]
+    def _replay(self, records: list[dict[str, Any]], path: Path) -> None:
+        for number, record in enumerate(records, 1):
+            try:
+                self._replay_one(record)
+            except LedgerError as error:
+                raise LedgerError(f"{path}, line {number}: {error}. Nothing was changed.") from None
+
+    def _replay_one(self, record: dict[str, Any]) -> None:
+        """A right checksum says that a line is whole, not that a run can have written it."""
+        if record.keys() == {"state"}:
+            self.runs, self.events = _parsed(record["state"])
+        elif record.keys() == {"run"}:
+            self.runs.append(parse_run(record["run"]))
+        elif record.keys() == {"index", "event"}:
+            index, event = record["index"], Event.parse(record["event"])
+            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index <= len(self.events):
+                raise LedgerError("an event has a place that it cannot have")
+            self.events[index : index + 1] = [event]
+        else:
+            raise LedgerError("not an entry that this version can read")
 
     def __getstate__(self) -> dict[str, Any]:
         if self._file is not None:
@@ -272,6 +306,24 @@ class Ledger:
                 stacklevel=2,
             )
         return {**self.__dict__, "_file": None, "_is_closed": False, "_composition": None}
+
+
+def _parsed(state: object) -> tuple[list[dict[str, Any]], list[Event]]:
+    """Runs and events of a state_dict, which may come from any file."""
+    if not isinstance(state, Mapping):
+        raise LedgerError("a ledger's state must have names and values")
+    if state.get("format") != FORMAT:
+        raise LedgerError(f"the ledger's state has format {state.get('format')!r}, this version reads {FORMAT}")
+    runs, events = state.get("runs"), state.get("events")
+    if not isinstance(runs, list) or not isinstance(events, list):
+        raise LedgerError("a ledger's state must have a list of runs and one of events")
+    return [dict(parse_run(run)) for run in runs], [Event.parse(event) for event in events]
+
+
+def _check_noise(noise_multiplier: float) -> None:
+    """NaN is below no other multiplier, and would hide behind the one before."""
+    if not is_noise(noise_multiplier):
+        raise LedgerError(f"a noise multiplier must be a finite number >= 0, got {noise_multiplier!r}")
 
 
 def _close_at_exit(reference: weakref.ref[Ledger]) -> None:
