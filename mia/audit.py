@@ -23,6 +23,7 @@ from typing import Any
 
 from scipy.special import ndtr, ndtri
 
+from edpsgd import escaping, files
 from edpsgd.noise import parse_decay
 from mia import bounds, one_run
 from mia.bounds import NoiseFinding
@@ -63,14 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             team.on_first(lambda: _report(outcome, args.json))
             return int(outcome.is_refuted)
     except (ValueError, OSError) as error:
-        print(f"mia.audit: error: {error}", file=sys.stderr)
+        print(escaping.visible(f"mia.audit: error: {error}", keep="\n"), file=sys.stderr)
         return 2
 
 
 def _report(outcome: Outcome, file: str | None) -> None:
-    print("\n".join(outcome.lines), flush=True)
+    print(escaping.visible("\n".join(outcome.lines), keep="\n"), flush=True)
     if file is not None:
-        Path(file).write_text(json.dumps(outcome.data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        files.write_text(Path(file), json.dumps(outcome.data, indent=2, allow_nan=False) + "\n")
 
 
 def _verdict(is_refuted: bool, reason: str) -> str:
@@ -197,7 +198,7 @@ def _claimed(folder: Path, delta: float | None) -> tuple[float | None, float, li
         return None, DELTA if delta is None else delta, []
     file = folder / "privacy_card.json"
     try:
-        card = json.loads(file.read_text(encoding="utf-8"))
+        card = files.read_json(file)
         epsilon, of = float(card["epsilon"]), float(card["delta"])
         terms = [str(card["neighbours"]), *map(str, card["conditions"])]
     except (OSError, ValueError, KeyError, TypeError) as error:

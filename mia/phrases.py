@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edpsgd import files
 from edpsgd.arguments import check_count
 from tasks.dictionary import EOS, UNK, Dictionary, tokenize
 from tasks.users import RawUsers, UserData
@@ -87,13 +88,13 @@ class Manifest:
             for one, sharers, times in zip(self.canaries, self.sharers, self.insertions, strict=True)
         ]
         content = {"seed": self.seed, "canaries": rows}
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        files.write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path, dictionary: Dictionary) -> Manifest:
         """What save wrote; the dictionary may be another one, if it has all words."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = files.read_json(path)
             rows = [_row(row) for row in content["canaries"]]
             seed = int(content["seed"])
         except FileNotFoundError:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from edpsgd import escaping, files
 from mia.extraction import CHUNK, PREFIX, Phrases, Tally, all_suffixes, beam_search, exposure, random_suffixes, rank
 from mia.phrases import PAPER, Canary, Configuration, Manifest, insert_texts, make, parse, parse_rates
 from models.language_model import LanguageModel
@@ -180,16 +180,14 @@ class _Ranks:
         if self._partial is None:
             return
         content = {"key": self._key, "tallies": [asdict(tally) for tally in self._tallies]}
-        temporary = self._partial.with_name(f".{self._partial.name}.new")
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        os.replace(temporary, self._partial)
+        files.write_text(self._partial, json.dumps(content) + "\n")
 
     def _restored(self) -> list[Tally] | None:
         """From the disk; None if there is nothing, or if it is of another model or of other arguments."""
         if self._partial is None or not self._partial.exists():
             return None
         try:
-            content = json.loads(self._partial.read_text(encoding="utf-8"))
+            content = files.read_json(self._partial, files.LARGE)
             return [Tally(**tally) for tally in content["tallies"]] if content["key"] == self._key else None
         except (ValueError, KeyError, TypeError):
             raise ValueError(
@@ -252,13 +250,14 @@ def table(found: dict[str, Any]) -> str:
 # -------------------------------------------------------------------- the command
 
 
+@files.private()
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = _parsed(arguments)
     try:
         flags.command(flags)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(escaping.visible(f"error: {error}", keep="\n"))
 
 
 def _insert(flags: argparse.Namespace) -> None:
@@ -269,7 +268,7 @@ def _insert(flags: argparse.Namespace) -> None:
         canaries = parse([line for _, line in lines(flags.phrases)], dictionary, rates)
     _check_lengths(canaries)
     changed, manifest = insert_texts(read_jsonl(flags.users), canaries, dictionary, flags.seed)
-    flags.output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_private(flags.output)
     write_jsonl(flags.output / "users.jsonl", changed)
     manifest.save(flags.output / "canaries.json", dictionary)
     sentences = sum(len(texts) for texts in changed.texts)
@@ -296,7 +295,7 @@ def _measure(flags: argparse.Namespace) -> None:
     found = summary(results)
     settings = {"suffixes": flags.suffixes or "all", "seed": flags.seed, "prefix": PREFIX, "beams": flags.beams}
     content = {**settings, "summary": found, "canaries": [result.to_json() for result in results]}
-    output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    files.write_text(output, json.dumps(content, indent=1) + "\n")
     print(
         f"{table(found)}\n\nRS: random sampling, rank 1 among {settings['suffixes']} suffixes, by chance "
         f"{found['all']['by_chance']:.2g} canaries; BS: beam search with {flags.beams} beams; exposure: median, bits"

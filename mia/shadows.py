@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from edpsgd import files
 from mia.candidates import Run
 from tasks.config import Config, read_file, write_file
 from tasks.corpus import OUTSIDE, Corpus
@@ -41,9 +42,9 @@ def like_target(target: Run, folder: Path, number: int) -> list[Config]:
         folder: where the shadows go.
         number: how many.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_private(folder)
     labels = folder / "labels.json"
-    labels.write_text(json.dumps(_all_labels(target.data.corpus)), encoding="utf-8")
+    files.write_text(labels, json.dumps(_all_labels(target.data.corpus)))
     alone = _alone(target.config, target.workers)
     return [
         replace(
@@ -118,7 +119,7 @@ def _train(config: Config, threads: int) -> None:
         write_file(folder / "settings.yaml", config)
         flags = ["--config", str(folder / "settings.yaml")]
     command = [sys.executable, "-m", "tasks.train", *flags, "--threads", str(threads)]
-    with open(folder / "log.txt", "a", encoding="utf-8") as log:
+    with files.open_to_append(folder / "log.txt") as log:
         code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
     if code != 0:
         raise ValueError(f"the training of a shadow ended with status {code}: see {folder / 'log.txt'}")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edpsgd import files
 from models.heads import Outputs
 from tasks.corpus import Corpus
 from tasks.examples import Examples, Rows, to_device
@@ -37,6 +38,7 @@ class View:
     def save(self, path: str | Path) -> None:
         """Writes a feature file; it holds numbers only, and is whole or not there."""
         temporary = Path(path).with_suffix(".new.npz")
+        temporary.unlink(missing_ok=True)  # whatever it is
         np.savez(temporary, version=VERSION, features=self.features, log_probabilities=self.log_probabilities)
         os.replace(temporary, path)
 
@@ -44,13 +46,22 @@ class View:
     def load(path: str | Path) -> View:
         """What save wrote; a file of another version is refused."""
         try:
+            os.close(files.open_regular(path))  # np.load would wait for a FIFO
+            _check_stored(Path(path))
             with np.load(path) as file:
                 version = int(file["version"])
                 if version == VERSION:
                     return View(file["features"], file["log_probabilities"])
-        except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, KeyError, ValueError, TypeError, MemoryError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is no feature file, or damaged ({type(error).__name__}): delete it") from None
         raise ValueError(f"{path} holds features of version {version}, and this is version {VERSION}: delete the file")
+
+
+def _check_stored(path: Path) -> None:
+    """Feature files are not compressed: one that is can grow without bounds."""
+    with zipfile.ZipFile(path) as file:
+        if any(one.compress_type != zipfile.ZIP_STORED for one in file.infolist()):
+            raise ValueError("compressed")
 
 
 def view(

@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, PretrainedConfig, PreTrainedTokenizerFast
 
+from edpsgd import files
 from models.heads import Batch, IntentSlotModel, length_mask, pad
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -163,12 +164,13 @@ class BertInputs:
     def save(self, folder: Path) -> None:
         """Writes the tokenizer, which knows nothing of the data."""
         self.tokenizer.save_pretrained(folder)
-        (folder / "limit.json").write_text(json.dumps(self.most), encoding="utf-8")
+        files.write_text(folder / "limit.json", json.dumps(self.most))
 
     @staticmethod
     def load(folder: Path) -> BertInputs:
         """What save wrote."""
-        most = json.loads((folder / "limit.json").read_text(encoding="utf-8"))
+        files.check_tree(folder)  # the tokenizer would wait for a FIFO
+        most = files.read_json(folder / "limit.json")
         return BertInputs(AutoTokenizer.from_pretrained(folder), most)
 
     def table(self, words: Sequence[str]) -> BertTable:

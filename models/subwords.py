@@ -21,6 +21,8 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 
+from edpsgd import files
+
 Matrix = npt.NDArray[np.float32]
 
 _TOKENIZER, _TABLE = "tokenizer.json", "pieces.safetensors"
@@ -116,7 +118,7 @@ def _check_layout(path: Path) -> None:
     # saveModel). Behind it are the vocabulary and two matrices.
     head = struct.Struct("<2i12id3i2q")
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with files.open_bytes(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             magic, *_, words, _, labels, _, pruned = head.unpack_from(data)
             if magic != 793712314 or labels or not words:
                 raise ValueError("it is no fastText model of words, or older than 2017")
@@ -142,7 +144,7 @@ def _end_of_vocabulary(data: mmap.mmap, position: int, words: int) -> int:
 def _fingerprint(path: Path, samples: int = 64, block: int = 65_536) -> str:
     """Size and SHA-256 of samples from all over the file; of all of it, if it is small."""
     size, digest = path.stat().st_size, hashlib.sha256()
-    with open(path, "rb") as file:
+    with files.open_bytes(path) as file:
         for offset in range(0, size, max(block, size // samples)):
             file.seek(offset)
             digest.update(file.read(block))
@@ -174,6 +176,7 @@ class WordPieces:
     def restore(cls, folder: Path) -> WordPieces:
         """From what ``save`` wrote."""
         try:
+            files.check_tree(folder)  # both libraries would wait for a FIFO
             return cls(Tokenizer.from_file(str(folder / _TOKENIZER)), load_file(folder / _TABLE)["pieces"])
         except Exception as error:  # the tokenizer's own is a bare one
             raise ValueError(f"{folder} must hold {_TOKENIZER} and {_TABLE}, whole: {error}") from error

@@ -23,20 +23,24 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from edpsgd import files
 from edpsgd.arguments import check_count
 from models.subwords import FastText, Matrix, Subwords, WordPieces, root_mean_square
 
 VEC, BIN, PIECES = "fasttext-vec", "fasttext-bin", "wordpieces"
 RMS = 0.3  # of the entries of a scaled table: about what an LSTM likes
 _ABOUT, _WORDS = "vectors.json", "words.json"
+_LONGEST_WORD, _LONGEST_NUMBER = 4096, 64  # bytes in a line of a .vec file
+_COMPRESSION = 50  # numbers as text are packed to a third, a line of one byte to a thousandth
+_SLACK = files.MEBIBYTE  # what a small file may unpack to anyway
 
 
 class WordVectors:
@@ -86,11 +90,11 @@ class WordVectors:
         A fastText .bin file has gigabytes: only its path and a fingerprint are noted.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = {"source": self.source, "dimension": self.dimension, "factor": self._factor}
         about["subwords"] = self._subwords.save(folder) if self._subwords else None
-        (folder / _WORDS).write_text(json.dumps(self.words), encoding="utf-8")
-        (folder / _ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")
+        files.write_text(folder / _WORDS, json.dumps(self.words))
+        files.write_text(folder / _ABOUT, json.dumps(about, indent=2))
 
 
 def load(path_or_name: str | PathLike[str], max_words: int = 100_000, scale: bool = True) -> WordVectors:
@@ -154,7 +158,7 @@ def restore(folder: str | PathLike[str], original: str | PathLike[str] | None = 
 
 def _read_json(path: Path, kind: type) -> Any:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = files.read_json(path, files.LARGE)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -171,12 +175,13 @@ def _read_text(path: Path, max_words: int) -> tuple[list[str], Matrix]:
     """Line by line: an error names the line. It is several times as fast as gensim's reader, which cannot."""
     rows: dict[str, Matrix] = {}
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        with files.open_bytes(path) as raw, _unpacked(raw, path) as file:
             sizes = re.fullmatch(rb"(\d{1,12}) ([1-9]\d{0,5})\s*", file.readline(1000))
             if not sizes:
                 raise ValueError(f"{path}:1: must hold the number of words and the dimension")
             missing, dimension = min(int(sizes[1]), max_words), int(sizes[2])
-            for number, line in zip(range(2, missing + 2), file, strict=False):
+            text = _bounded(file, dimension, path)
+            for number, line in zip(range(2, missing + 2), text, strict=False):
                 word, row = _parse(line, dimension, f"{path}:{number}")
                 rows.setdefault(word, row)
                 missing -= 1
@@ -185,6 +190,24 @@ def _read_text(path: Path, max_words: int) -> tuple[list[str], Matrix]:
     if missing:
         raise ValueError(f"vectors file {path} is cut off: it lacks {missing} of the words that line 1 promises")
     return list(rows), np.array(list(rows.values()), np.float32).reshape(len(rows), dimension)
+
+
+def _unpacked(file: BinaryIO, path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
+
+
+def _bounded(file: IO[bytes], dimension: int, path: Path) -> Iterator[bytes]:
+    """The lines, as long as each has the length of one and all together that of a file of numbers."""
+    most = _SLACK + _COMPRESSION * path.stat().st_size
+    read = 0
+    try:
+        for line in files.lines(file, _LONGEST_WORD + _LONGEST_NUMBER * dimension):
+            read += len(line)
+            if read > most:
+                raise ValueError(f"{path} unpacks to more than {_COMPRESSION} times its size: no vectors do")
+            yield line
+    except files.LongLine as error:
+        raise ValueError(f"{path}:{error.number + 1}: the line is too long for {dimension} numbers") from None
 
 
 def _parse(line: bytes, dimension: int, place: str) -> tuple[str, Matrix]:

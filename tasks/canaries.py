@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from edpsgd import files
 from tasks import generate
 from tasks.corpus import OUTSIDE, Corpus, Utterance
 from tasks.examples import Labels
@@ -71,13 +72,13 @@ def add(canaries: Sequence[Canary], corpus: Corpus, rows: Split) -> tuple[Corpus
 def save(canaries: Sequence[Canary], folder: Path) -> None:
     """Keeps them in a run folder, and which were in."""
     text = "".join(f"{json.dumps(asdict(one))}\n" for one in canaries)
-    (folder / FILE).write_text(text, encoding="utf-8")
+    files.write_text(folder / FILE, text)
 
 
 def load(folder: Path) -> list[Canary]:
     """What save wrote."""
     try:
-        rows = [json.loads(line) for line in (folder / FILE).read_text(encoding="utf-8").splitlines()]
+        rows = [files.parse_json(line) for line in files.read_text(folder / FILE, files.LARGE).splitlines()]
         return [Canary(_utterance(row["said"]), bool(row["inside"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(

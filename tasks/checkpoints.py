@@ -13,6 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from edpsgd import files
+
 _TENSOR = "tensor:"  # where a tensor was taken out of the JSON
 _TUPLE = "tuple"
 
@@ -21,7 +23,9 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     """Writes a model's tensors, so that whoever looks finds the old file or the new one, whole."""
     temporary = path.with_name(f".{path.name}.new")
     try:
+        temporary.unlink(missing_ok=True)
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, temporary)
+        temporary.chmod(0o600)
         _sync(temporary)
         os.replace(temporary, path)
     except SafetensorError as error:  # a full disk, for one
@@ -33,6 +37,7 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
     """What save_weights wrote."""
     try:
+        os.close(files.open_regular(path))  # load_file would wait for a FIFO
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"the weights {path} are damaged: {error}") from None
@@ -40,17 +45,16 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
 
 def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any]) -> Path:
     """Writes a checkpoint into a folder of its own, and then removes older ones."""
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_private(folder)
     temporary, final = folder / ".new", _free_name(folder, step)
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    temporary.mkdir(mode=0o700)
     try:
         save_weights(temporary / "weights.safetensors", model)
         tensors: dict[str, torch.Tensor] = {}
         content = {"step": step, "optimizer": _take_tensors(optimizer, tensors), "state": state}
         save_weights(temporary / "optimizer.safetensors", tensors)
-        (temporary / "state.json").write_text(json.dumps(content), encoding="utf-8")
-        _sync(temporary / "state.json")
+        files.write_text(temporary / "state.json", json.dumps(content))
         _sync(temporary)
         os.replace(temporary, final)
         _sync(folder)
@@ -69,17 +73,23 @@ def load(folder: Path) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
     if found is None:
         raise ValueError(f"there is no checkpoint in {folder}")
     try:
-        content = json.loads((found / "state.json").read_text(encoding="utf-8"))
+        content = files.read_json(found / "state.json", files.LARGE)
         tensors = load_weights(found / "optimizer.safetensors")
         weights = load_weights(found / "weights.safetensors")
         return weights, _put_tensors(content["optimizer"], tensors), content["state"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error!r}") from None
 
 
 def latest(folder: Path) -> Path | None:
     """The last checkpoint of a folder, None if there is none."""
     return max(_all(folder), default=None)
+
+
+def last_step(folder: Path) -> int:
+    """The step of the last checkpoint, by the name of its folder; 0 if there is none."""
+    found = latest(folder)
+    return 0 if found is None else int(found.name.split("-")[1])
 
 
 def _free_name(folder: Path, step: int) -> Path:

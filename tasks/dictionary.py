@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from edpsgd import files
 from edpsgd.arguments import check_count
 from tasks.records import NOT_UTF8, ReadError, is_utf8, lines
 
@@ -78,7 +79,7 @@ class Dictionary:
 
     def save(self, path: str | Path) -> None:
         """Writes the words, one in each line."""
-        Path(path).write_text("".join(f"{word}\n" for word in self.words), encoding="utf-8", newline="\n")
+        files.write_text(path, "".join(f"{word}\n" for word in self.words))
 
     @staticmethod
     def load(path: str | Path) -> Dictionary:

@@ -13,12 +13,14 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gensim.models import FastText
 from gensim.models.callbacks import CallbackAny2Vec
 from gensim.models.fasttext import save_facebook_model
 from tqdm import tqdm
+
+from edpsgd import escaping, files
 
 NOTE = (
     "note: the corpus must be public text, and not the training set of a private model: "
@@ -50,10 +52,17 @@ class Sentences:
 
     def __iter__(self) -> Iterator[list[str]]:
         for path in self.files:
-            with open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
+            with files.open_bytes(path) as file:
+                for number, line in enumerate(_bounded(file, path), 1):
                     words = _words(line, f"{path}:{number}")
                     yield from (words[i : i + _LONGEST] for i in range(0, len(words), _LONGEST))
+
+
+def _bounded(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    try:
+        yield from files.lines(file)
+    except files.LongLine as error:
+        raise ValueError(f"{path}:{error.number}: longer than {files.LIMIT} bytes, break the line") from None
 
 
 def _words(line: bytes, place: str) -> list[str]:
@@ -142,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = train(args.corpus, **settings)
         save(model, args.output)
     except (ValueError, OSError) as error:
-        print(f"tasks.embeddings: error: {error}", file=sys.stderr)
+        print(escaping.visible(f"tasks.embeddings: error: {error}"), file=sys.stderr)
         return 2
     print(f"{args.output}: {len(model.wv)} words of {model.vector_size} numbers, from {model.corpus_total_words} words")
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -13,10 +12,17 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
+from edpsgd import files
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+_LARGEST = 2**16  # bytes of a configuration
+_DEEPEST = 4  # collections in each other, of which a configuration has one
+_LONGEST_VALUE = 4096  # characters: a path at most
 
 
 def setting(default: Any, text: str, choices: Sequence[str] = (), group: str = "") -> Any:
@@ -68,11 +74,11 @@ def read_file(kind: type[Settings], path: str | Path) -> dict[str, Any]:
     """Settings of a YAML or TOML file; names as in flags, with - or _."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        text = files.read_text(path, _LARGEST)
+        content = tomllib.loads(text) if path.suffix == ".toml" else load_yaml(text)
     except OSError as error:
         raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:  # whose text may be private
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # whose text may be private
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
         form = "TOML" if path.suffix == ".toml" else "YAML"
@@ -84,8 +90,22 @@ def read_file(kind: type[Settings], path: str | Path) -> dict[str, Any]:
         plain = str(name).replace("-", "_")
         if plain not in hints:
             raise ValueError(f"the configuration {path} has the unknown setting {name!r}")
+        if isinstance(value, Mapping | list):
+            raise ValueError(f"the configuration {path} has more than one value for {plain}")
         settings[plain] = _meant(value, hints[plain])
     return settings
+
+
+def load_yaml(text: str) -> Any:
+    """Settings are flat: nesting and aliases, which can stand for more than any memory holds, are stopped at once."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem_mark=event.start_mark)
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _LONGEST_VALUE:
+            raise yaml.MarkedYAMLError(problem_mark=event.start_mark)
+    return yaml.safe_load(text)
 
 
 def _meant(value: Any, hint: Any) -> Any:
@@ -100,9 +120,7 @@ def _meant(value: Any, hint: Any) -> Any:
 
 def write_file(path: Path, config: Settings) -> None:
     """The configuration as YAML, which read_file reads; the file is whole or not there."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(yaml.safe_dump(config.given(), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    os.replace(temporary, path)
+    files.write_text(path, yaml.safe_dump(config.given(), sort_keys=False, allow_unicode=True))
 
 
 def _resumed(kind: type[Kind], folder: Path, given: Mapping[str, Any]) -> Kind:

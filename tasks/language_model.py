@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from edpsgd import BudgetExhausted, Ledger, card
+from edpsgd import BudgetExhausted, Ledger, card, escaping, files
 from edpsgd.bounds import format_epsilon
 from edpsgd.card import Card
 from edpsgd.federated import as_if
@@ -28,7 +28,7 @@ from tasks.flags import write_file
 from tasks.language_config import Config, Texts, has_private_dictionary, load, make_users, noise_multiplier, parse
 from tasks.language_training import SentenceTraining, UserTraining
 from tasks.next_word import NextWord, evaluate
-from tasks.run import WEIGHTS, new_folder
+from tasks.run import WEIGHTS, new_folder, open_again
 from tasks.workers import Workers, workers
 
 MODEL, DICTIONARY = "language_model.json", "dictionary.txt"
@@ -41,15 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with workers(config.device, config.threads) as team:
             train(config, team, None if flags.resume is None else Path(flags.resume), flags.dry_run)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(escaping.visible(f"error: {error}", keep="\n"))
 
 
+@files.private()
 def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> NextWord | None:
     """A whole job; the test on held-out users, on worker 0."""
     texts = team.together(lambda: load(config))
     _say(team, *_summary(config, texts, team))
     if dry_run:
         return None
+    if resume is not None:
+        team.on_first(lambda: open_again(resume, config.is_private))
     folder = resume or new_folder(config.output, f"{config.task}-{config.algorithm}", team)
     torch.manual_seed(config.seed if config.seed is not None else torch.seed())
     model = LanguageModel(len(texts.dictionary), config.dimension, config.hidden).to(team.device)
@@ -131,7 +134,7 @@ class _Job:
         written = self._write_card(numbers)
         last = {"step": self._round, "seconds": round(self._seconds, 3), **numbers}
         progress.record(self._folder, last if written is None else {**last, "epsilon": float(written.epsilon)})
-        (self._folder / "head_words.json").write_text(json.dumps(found.head), encoding="utf-8")
+        files.write_text(self._folder / "head_words.json", json.dumps(found.head))
         print(table(found, self._seconds), *self._outlook(), "" if written is None else written.markdown(), sep="\n")
         print(f"run folder: {self._folder}")
         return found
@@ -175,7 +178,7 @@ def load_model(folder: str | Path) -> tuple[LanguageModel, Dictionary]:
     """The model of a run folder, on the CPU and ready to predict, with its dictionary."""
     folder = Path(folder)
     try:
-        model = LanguageModel(**json.loads((folder / MODEL).read_text(encoding="utf-8")))
+        model = LanguageModel(**files.read_json(folder / MODEL))
         model.load_state_dict(checkpoints.load_weights(folder / WEIGHTS))
         dictionary = Dictionary.load(folder / DICTIONARY)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
@@ -240,8 +243,8 @@ def _plan(config: Config, texts: Texts, team: Workers) -> str:
 
 
 def _begin(folder: Path, config: Config, model: LanguageModel, dictionary: Dictionary) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / MODEL).write_text(json.dumps(model.settings()), encoding="utf-8")
+    files.make_private(folder)
+    files.write_text(folder / MODEL, json.dumps(model.settings()))
     dictionary.save(folder / DICTIONARY)
     checkpoints.save_weights(folder / WEIGHTS, model.state_dict())
     write_file(folder / "config.yaml", config)

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from edpsgd import escaping, files
+from edpsgd.escaping import visible
 from models.heads import Prediction
 from tasks.corpus import OUTSIDE, Corpus, Utterance, spans
 from tasks.examples import Examples, to_device
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         sys.exit(1)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(visible(f"error: {error}", keep="\n"))
 
 
 def predict(
@@ -117,33 +119,40 @@ def _write(answers: Iterable[dict[str, Any]], as_json: bool) -> None:
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     for answer in answers:
         if as_json:
-            print(json.dumps(answer, ensure_ascii=not is_unicode))
+            print(escaping.json_text(answer) if is_unicode else json.dumps(answer))
         else:
             console.print(_coloured(answer), soft_wrap=True)
     sys.stdout.flush()
 
 
 def _coloured(answer: dict[str, Any]) -> Text:
+    """Labels are from a file of others, and texts from anywhere: nothing in them speaks to the terminal."""
     if answer["intent"] is None:
         return Text("(nothing said)", style="dim")
-    line = Text.assemble((f"{answer['intent']} {answer['score']:.0%}", "bold"), "  ")
+    line = Text.assemble((f"{visible(answer['intent'])} {answer['score']:.0%}", "bold"), "  ")
     end = 0
     kinds = sorted({slot["type"] for slot in answer["slots"]})
     for slot in answer["slots"]:
         colour = COLOURS[kinds.index(slot["type"]) % len(COLOURS)]
         score = f" {slot['score']:.0%}" if "score" in slot else ""
-        line.append(answer["text"][end : slot["start"]])
-        line.append(slot["value"], style=f"bold {colour}")
-        line.append(f"[{slot['type']}{score}]", style=colour)
+        line.append(visible(answer["text"][end : slot["start"]]))
+        line.append(visible(slot["value"]), style=f"bold {colour}")
+        line.append(f"[{visible(slot['type'])}{score}]", style=colour)
         end = slot["end"]
-    line.append(answer["text"][end:])
+    line.append(visible(answer["text"][end:]))
     return line
 
 
 def _opened(flags: argparse.Namespace) -> AbstractContextManager[Iterable[bytes]]:
     if flags.text is not None:
         return nullcontext([os.fsencode(text) for text in flags.text])
-    return nullcontext(sys.stdin.buffer) if flags.file is None else open(flags.file, "rb")
+    return nullcontext(files.lines(sys.stdin.buffer)) if flags.file is None else _lines(flags.file)
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Iterable[bytes]]:
+    with open(path, "rb") as file:
+        yield files.lines(file)
 
 
 def _decoded(lines: Iterable[bytes], name: object) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 import edpsgd
+from edpsgd import files
 from edpsgd.bounds import Bound, format_epsilon
 
 METRICS = "metrics.jsonl"
@@ -113,26 +113,32 @@ def short(bound: Bound) -> str:
 def record(folder: Path, numbers: Mapping[str, Any]) -> None:
     """Appends a line to the metrics of a run; it is on the disk when this returns. JSON has no NaN: that is null."""
     plain = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-    with open(folder / METRICS, "a", encoding="utf-8") as file:
-        file.write(json.dumps(plain) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    files.append_line(folder / METRICS, json.dumps(plain))
 
 
 def drop_later_lines(folder: Path, step: int) -> None:
     """A run that goes on from a checkpoint forgets the metrics of what it will do again, the last test among it."""
     file = folder / METRICS
     if file.exists():
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-        temporary = file.with_name(".metrics.new")
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        os.replace(temporary, file)
+        lines = [line for line in files.read_text(file, files.LARGE).splitlines() if _step_of(line) <= step]
+        files.write_text(file, "".join(f"{line}\n" for line in lines))
+
+
+def last_step(folder: Path) -> int:
+    """The last step that the metrics of a run tell of; 0 if there are none."""
+    file = folder / METRICS
+    lines = files.read_text(file, files.LARGE).splitlines() if file.exists() else []
+    return max((int(step) for step in map(_step_in, lines) if math.isfinite(step)), default=0)
 
 
 def _step_of(line: str) -> float:
+    return math.inf if '"test_' in line else _step_in(line)
+
+
+def _step_in(line: str) -> float:
     try:
-        return float(json.loads(line)["step"]) if '"test_' not in line else math.inf
-    except (ValueError, KeyError, TypeError):  # cut off by a crash
+        return float(files.parse_json(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError):  # cut off by a crash
         return math.inf
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
+from edpsgd import files
 from tasks.corpus import OUTSIDE, Utterance
 
 NOT_UTF8 = "it is no valid UTF-8"
@@ -46,24 +47,30 @@ class Tally:
 Record = Utterance | ReadError  # a bad line is handed on: whoever reads says whether it ends the reading
 
 
-def open_text(path: Path, newline: str) -> TextIO:
-    """Opens a UTF-8 file, with a byte order mark or without; bytes that are no UTF-8 stay for is_utf8 to find."""
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 file, one at a time, with their numbers from 1 and without their ends.
+
+    A byte order mark is left out; bytes that are no UTF-8 stay for is_utf8 to find.
+    """
+    number = 0
+    with _opened(path) as file:
+        try:
+            for number, line in enumerate(files.lines(file), start=1):
+                coding = "utf-8-sig" if number == 1 else "utf-8"
+                yield number, line.decode(coding, "surrogateescape").rstrip("\r\n")
+        except files.LongLine as error:
+            raise ReadError(path, error.number, f"the line is longer than {files.LIMIT} bytes") from None
+    if number == 0:
+        raise ReadError(path, 1, "the file is empty")
+
+
+def _opened(path: Path) -> BinaryIO:
     try:
-        return open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+        return files.open_bytes(path)
     except FileNotFoundError:
         raise ReadError(path, None, "there is no such file") from None
     except OSError as error:
         raise ReadError(path, None, f"the file cannot be opened ({error.strerror})") from None
-
-
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file, one at a time, with their numbers from 1 and without their ends."""
-    number = 0
-    with open_text(path, newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            yield number, line.rstrip("\r\n")
-    if number == 0:
-        raise ReadError(path, 1, "the file is empty")
 
 
 def is_utf8(text: str) -> bool:

@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from edpsgd import Ledger, LedgerError, files
 from models import vectors as word_vectors
 from models.bert import BERT, BertInputs, paper_configuration
 from models.clc import CLC, ClcInputs
 from models.heads import IntentSlotModel
 from models.vectors import WordVectors
-from tasks import checkpoints, generate
+from tasks import checkpoints, generate, progress
 from tasks.config import Config
 from tasks.corpus import Corpus
 from tasks.examples import Labels, Rows, places
-from tasks.progress import METRICS
 from tasks.splits import Split
 from tasks.workers import Workers
 
-WEIGHTS = "weights.safetensors"
+WEIGHTS, LEDGER = "weights.safetensors", "ledger.jsonl"
 KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
 
 
@@ -39,13 +39,14 @@ class Parts:
     inputs: ClcInputs | BertInputs
     labels: Labels
 
+    @files.private()
     def save(self, folder: Path) -> None:
         """Everything but the weights, which change."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "labels.json").write_text(json.dumps(asdict(self.labels), indent=1), encoding="utf-8")
+        files.make_private(folder)
+        files.write_text(folder / "labels.json", json.dumps(asdict(self.labels), indent=1))
         kind = next(kind for kind, (model, _) in KINDS.items() if isinstance(self.model, model))
         about = {"kind": kind, "settings": self.model.settings()}
-        (folder / "model.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        files.write_text(folder / "model.json", json.dumps(about, indent=1))
         self.inputs.save(folder / "vocabulary")
 
     def save_weights(self, folder: Path) -> None:
@@ -57,8 +58,8 @@ def load(folder: str | Path) -> Parts:
     """The model of a run folder, on the CPU and ready to predict."""
     folder = Path(folder)
     try:
-        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        labels = Labels(**json.loads((folder / "labels.json").read_text(encoding="utf-8")))
+        about = files.read_json(folder / "model.json")
+        labels = Labels(**files.read_json(folder / "labels.json"))
         model_class, inputs_class = KINDS[about["kind"]]
         model = model_class(**about["settings"], intents=len(labels.intents), tags=len(labels.tags))
         model.load_state_dict(checkpoints.load_weights(folder / WEIGHTS))
@@ -80,8 +81,8 @@ def has_ended(folder: str | Path) -> bool:
     """Whether the training has; until then the weights of its folder are those that it began with."""
     if not Path(folder, "config.yaml").exists():
         return True  # no job is at work there
-    metrics = Path(folder, METRICS)
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    metrics = Path(folder, progress.METRICS)
+    lines = files.read_text(metrics, files.LARGE).splitlines() if metrics.exists() else []
     return any('"test_ser"' in line for line in lines)
 
 
@@ -96,8 +97,29 @@ def _check_unused(folder: Path) -> None:
     """The configuration is the last that is written before training, and the ledger the first in it."""
     if (folder / "config.yaml").exists():
         raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
-    if any((folder / name).exists() for name in (WEIGHTS, "ledger.jsonl")):
+    if any((folder / name).exists() for name in (WEIGHTS, LEDGER)):
         raise ValueError(f"{folder} holds weights or a ledger without a config.yaml: name another --output")
+
+
+def open_again(folder: Path, has_ledger: bool) -> None:
+    """Before a run goes on: nothing in its folder makes it wait, nobody else reads it, and its ledger is whole."""
+    files.check_tree(folder)
+    files.make_private(folder, with_content=True)
+    if has_ledger:
+        _check_ledger(folder)
+
+
+def _check_ledger(folder: Path) -> None:
+    """Every step is in the ledger before it is taken, so that no other file of the run can know of more."""
+    path = folder / LEDGER
+    ledger = Ledger.read(path) if path.exists() else Ledger()
+    charged = sum(event.steps for event in ledger.events if event.kind == "gradients")
+    taken = max(checkpoints.last_step(folder / "checkpoints"), progress.last_step(folder))
+    if charged < taken:
+        raise LedgerError(
+            f"{path} holds {charged} steps, and the run has taken {taken}: it was cut, deleted, or taken from an "
+            "older copy. Restore it: without it nobody knows what the training has cost"
+        )
 
 
 def check_ended(folder: str | Path) -> None:
@@ -109,7 +131,7 @@ def check_ended(folder: str | Path) -> None:
 def check_data(folder: str | Path, rows: Split) -> dict[str, Any]:
     """Refuses data whose parts have other sizes than those of the run; what the run says about its data."""
     try:
-        facts = json.loads(Path(folder, "data.json").read_text(encoding="utf-8"))
+        facts = files.read_json(Path(folder, "data.json"))
         before = {name: facts[name] for name in vars(rows)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}/data.json is damaged: {type(error).__name__}") from None
@@ -152,7 +174,7 @@ def _labels(config: Config, corpus: Corpus, rows: Rows) -> Labels:
     if config.labels == "training-set":
         return Labels.of_rows(corpus, rows)
     try:
-        content = json.loads(Path(config.labels).read_text(encoding="utf-8"))
+        content = files.read_json(Path(config.labels))
         labels = Labels.of_slots(_strings(content, "intents"), _strings(content, "slots"))
     except (OSError, ValueError) as error:
         raise ValueError(f"labels {config.labels} must be JSON with the lists intents and slots: {error}") from None
@@ -179,8 +201,9 @@ def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
         used = np.unique(corpus.word_ids[places(corpus, rows)])
         return sorted({corpus.words[number].lower() for number in used})
     try:
-        words = Path(config.vocabulary).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
+        with files.open_bytes(config.vocabulary) as file:
+            words = [word for line in files.lines(file) for word in line.decode().split()]
+    except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the word list {config.vocabulary}: {error}") from None
     if not words:
         raise ValueError(f"the word list {config.vocabulary} is empty")

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 from transformers.utils import logging
 
-from edpsgd import card
+from edpsgd import card, escaping, files
 from edpsgd.bounds import Bound
 from edpsgd.card import Card
 from tasks import canaries, checkpoints, progress, run
@@ -70,11 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"\n{outcome.card.markdown()}\n" if outcome.card else "")
                 print(f"run folder: {outcome.folder}")
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(escaping.visible(f"error: {error}", keep="\n"))
 
 
+@files.private()
 def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
     """A whole job; None if it is only planned."""
+    if resume is not None and not dry_run:
+        team.on_first(lambda: run.open_again(resume, config.private != "off"))
     logging.disable_progress_bar()  # every worker would draw one
     team.together(lambda: _check_precision(config, team))
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
@@ -144,7 +147,7 @@ def _prepare(config: Config, data: Data, parts: run.Parts) -> Prepared:
 
 def _begin(folder: Path, config: Config, parts: run.Parts, data: Data, workers: int) -> None:
     """What stays the same in a run folder, and the initial weights."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # labels and metrics are not for everybody
+    files.make_private(folder)  # labels and metrics are not for everybody
     parts.save(folder)
     parts.save_weights(folder)
     overlap = near_duplicates(data.corpus, data.rows)
@@ -160,7 +163,7 @@ def _begin(folder: Path, config: Config, parts: run.Parts, data: Data, workers: 
     )
     if data.canaries:
         canaries.save(data.canaries, folder)
-    (folder / "data.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    files.write_text(folder / "data.json", json.dumps(facts, indent=1))
     write_file(folder / "config.yaml", config)
 
 

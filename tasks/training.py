@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import edpsgd
+from edpsgd import files
 from edpsgd.batches import Batches
 from models.clc import CLC
 from tasks import checkpoints, progress
@@ -274,7 +275,7 @@ class Training:
         )
 
     def _save_best(self) -> None:
-        self._best().parent.mkdir(parents=True, exist_ok=True)
+        files.make_private(self._best().parent)
         checkpoints.save_weights(self._best(), self._trained())
 
     def _best(self) -> Path:

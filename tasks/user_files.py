@@ -10,13 +10,13 @@ utterance. Other lines that begin with ``# `` before the first token are comment
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edpsgd import files
 from tasks.corpus import OUTSIDE, Utterance
 from tasks.records import Fault, ReadError, Record, Tally, check_text, is_tag, lines, listed, make
 
@@ -40,8 +40,8 @@ def _read_line(line: str, file: Path, number: int, tally: Tally) -> Record:
 def parsed(line: str) -> dict[str, Any]:
     """The JSON object of a line."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = files.parse_json(line)
+    except ValueError:
         raise Fault("it is no valid JSON") from None
     if not isinstance(value, dict):
         raise Fault("it is no JSON object")
