@@ -34,6 +34,7 @@ NAMES = {
     "edp_per_worker": "eDP-SGD, K = 1, per-worker noise",
     "groups": f"eDP-SGD, K = {GROUPS} in one pass",
     "example": "single examples in one pass",
+    "verified": 'single examples, `verify="always"`',
     "loop": "vanilla DP-SGD (loop over examples)",
     "opacus_hooks": "Opacus, per-example gradients",
     "opacus_ghost": "Opacus, ghost clipping",
@@ -108,7 +109,7 @@ def make_model(kind: str, contender: str, is_peer: bool, sizes: Sizes) -> nn.Mod
     if kind == "bert":
         return BERT(paper_configuration(sizes.words), sizes.intents, sizes.tags)
     model = CLC(sizes.words, DIMENSION, sizes.intents, sizes.tags, train_words=True)
-    model.keeps_apart = contender in ("groups", "example", "loop")
+    model.keeps_apart = contender in ("groups", "example", "verified", "loop")
     return model
 
 
@@ -142,7 +143,7 @@ def make(contender: str, kind: str, is_peer: bool, sizes: Sizes, size: int, fold
         optimizer: Any = hvd.DistributedOptimizer(adam, named_parameters=model.named_parameters())
         return Contender(model, optimizer, partial(_mean_step, model, optimizer))
     settings: Mapping[str, Any] = {"unit": "micro_batch"}
-    if contender in ("example", "loop"):
+    if contender in ("example", "verified", "loop"):
         settings = {"unit": "example", "divisor": size * hvd.size()}
     optimizer = edpsgd.PrivateOptimizer(
         adam,
@@ -151,10 +152,11 @@ def make(contender: str, kind: str, is_peer: bool, sizes: Sizes, size: int, fold
         noise_multiplier=NOISE,
         noise_decay=edpsgd.LinearDecay(0.05),
         noise_placement="per_worker" if contender == "edp_per_worker" else "sharded",
+        verify="always" if contender == "verified" else "spot",
         ledger=folder / f"{kind}-{contender}.jsonl",
         **settings,
     )
-    steps = {"groups": _groups_step, "example": _example_step, "loop": _loop_step}
+    steps = {"groups": _groups_step, "example": _example_step, "verified": _example_step, "loop": _loop_step}
     return Contender(model, optimizer, partial(steps.get(contender, _mean_step), model, optimizer))
 
 

@@ -37,7 +37,7 @@ KINDS = {"bert": "BERT", "clc": "CLC"}
 SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a worker
 FEW = ((14, 8),)  # of the reduced version
 PEERS_UP_TO = 32  # examples: a gradient for each of 128 does not fit into this machine
-OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "loop")
+OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "verified", "loop")
 SIZES = {"bert": Sizes(30522, 10, 20), "clc": Sizes(5000, 10, 20)}
 LETTERS = 8  # of a word
 WARM_UP, SLOW_ROUNDS, TIMED_STEPS = 8, 3, 6  # the gradients of the first steps are compared with autograd
@@ -151,7 +151,7 @@ def time_all(
     few = min(SLOW_ROUNDS, rounds)
     checks = {name: checked_steps(contenders[name], *batches, few) for name in CHECKED if name in contenders}
     parts = {}
-    for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if "edp" in contenders]:
+    for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if name in contenders]:
         found = [step_parts(contenders[name], *batches) for _ in range(min(TIMED_STEPS, rounds))]
         parts[name] = {part: statistics.median(one.get(part, 0.0) for one in found) for part in PARTS}
     return {
@@ -256,7 +256,7 @@ def readme_table(found: dict[str, Any]) -> str:
     models: dict[str, list[dict[str, Any]]] = {}
     for row in found["rows"]:
         models.setdefault(_name(row), []).append(row["contenders"])
-    names = ("groups", "example", "loop", "opacus_hooks", "opacus_ghost")
+    names = ("groups", "example", "verified", "loop", "opacus_hooks", "opacus_ghost")
     body = [
         (model, *(_range([one[name] for one in rows if name in one]) for name in names))
         for model, rows in models.items()

@@ -277,7 +277,7 @@ class Batch:
         for number, parameter in trained.items():
             total = by_cuts.get(number, _zeros_like(parameter))
             if number in self._layers:
-                self._add_layer_(number, total, factors)
+                self._add_layer_(number, total, factors if factors.dim() == 1 else factors[:, number])
             yield number, total
 
     @property
@@ -293,7 +293,7 @@ class Batch:
     def norms_of(self, unit: int) -> Iterator[tuple[int, float]]:
         """The number of each layer that a rule serves, and the norm of the gradient that one unit has there."""
         for number, layer in self._layers.items():
-            yield number, float(torch.linalg.vector_norm(layer.of_unit(unit), dtype=torch.float64))
+            yield number, layer.norm_of(unit)
 
     def noise_of_autograd(self, factors: torch.Tensor) -> dict[int, float]:
         """By how much autograd's own sums are off in half precision: how they change if all losses are scaled.

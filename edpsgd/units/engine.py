@@ -86,6 +86,7 @@ class UnitGradients:
         self.has_shared_rows = False
         self._batch: Batch | None = None
         self._alone: AloneGradients | None = None
+        self._norms = torch.empty(0)
         self._has_batch = False
 
     def backward(
@@ -112,7 +113,7 @@ class UnitGradients:
     def _backward(self, losses: torch.Tensor, groups: Units) -> torch.Tensor:
         weights = torch.ones_like(losses, requires_grad=False) / groups.sizes()[groups.of_examples].to(losses)
         self._batch, norms = self._proven(losses, weights, groups)
-        self._has_batch = True
+        self._norms, self._has_batch = norms, True
         self._look_alone(self._batch, losses, groups, norms)
         return norms
 
@@ -147,8 +148,9 @@ class UnitGradients:
         if self._batch is not None:
             with _without_autocast(factors.device):
                 if self._verifies_all:
-                    self._compare_released(self._batch, factors)
-                self._batch.add_weighted_(sums, factors)
+                    self._add_compared_(self._batch, sums, factors)
+                else:
+                    self._batch.add_weighted_(sums, factors)
                 if self._alone is not None:
                     self._alone.add_weighted_(sums, factors)
 
@@ -214,20 +216,24 @@ class UnitGradients:
                 too_small = max(0.0, size - float(norms[unit, number]))  # too large on purpose, where rows cancel
                 yield number, too_small, size + 0.01 * usual
 
-    def _compare_released(self, batch: Batch, factors: torch.Tensor) -> None:
-        """The very sums that will be released; of three layers, if each has factors of its own."""
-        layers = batch.numbers
-        if self._alone is not None:  # these are made by autograd itself
+    def _add_compared_(self, batch: Batch, sums: Sequence[torch.Tensor], factors: torch.Tensor) -> None:
+        """Compares the very sums that will be released; those of three layers, if each has factors of its own."""
+        found, norms, layers = dict(batch.sums(factors)), self._norms.nan_to_num(0.0, 0.0), batch.numbers
+        if self._alone is not None:  # these are made by autograd itself, and are not in the sums yet
             factors = factors.index_fill(0, torch.tensor(list(self._alone.found), device=factors.device), 0.0)
+        columns = [(factors, layers)]
         if factors.dim() > 1:
             layers = secrets.SystemRandom().sample(layers, min(3, len(layers)))
-        for column, numbers in [(factors, layers)] if factors.dim() == 1 else [(factors[:, n], [n]) for n in layers]:
-            expected = batch.by_autograd(column)
-            for number, found in batch.sums(column):
-                one = expected.get(number, torch.zeros_like(found))
-                size = float(one.norm()) + 0.01 * float(found.norm())
-                if number in numbers and not float((found - one).norm()) <= batch.tolerance * size:
+            columns = [(factors[:, number], [number]) for number in layers]
+        for column, numbers in columns:
+            expected, whole = batch.by_autograd(column), float((norms * column.to(norms).unsqueeze(1)).norm())
+            for number in numbers:
+                one = expected.get(number, torch.zeros_like(found[number]))
+                allowed = batch.tolerance * (float(one.norm()) + 0.01 * whole)
+                if not float((found[number] - one).norm()) <= allowed:
                     raise WrongGradients("a clipped sum does not agree with autograd: it is not released")
+        for number, one in found.items():
+            sums[number].add_(one)
 
     def _warn(self, names: Iterable[str], reason: str) -> None:
         new = [name for name in names if name not in self._warned]

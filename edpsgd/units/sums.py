@@ -10,6 +10,8 @@ where the range was left above, the unit's norm is made again in double precisio
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from edpsgd.units.rows import Rows
@@ -144,17 +146,28 @@ class LayerGradients:
             right = exact(right)
             matrix.index_add_(0, numbers, (right * factors[rows.units].unsqueeze(1)).to(matrix.dtype))
 
-    def of_unit(self, unit: int) -> torch.Tensor:
-        """The gradient of one unit, made of its own rows."""
+    def norm_of(self, unit: int) -> float:
+        """Of the gradient of one unit, which is made of its own rows."""
+        one = self._of_unit(unit)
+        norm = float(torch.linalg.vector_norm(one))
+        is_in_range = math.sqrt(_LOST) * one.numel() < norm < math.inf
+        return norm if is_in_range else float(torch.linalg.vector_norm(one, dtype=torch.float64))
+
+    def _of_unit(self, unit: int) -> torch.Tensor:
+        """All of its elements that may differ from zero."""
         if self._own is not None:
             return self._own[unit]
-        total = self._parameter.new_zeros((self._height, self._width), dtype=self._dtype)
+        sparse = [(numbers[rows.units == unit], right[rows.units == unit]) for numbers, right, rows in self._sparse]
+        height = self._height
+        if not self._dense and len(sparse) == 1:  # only the rows that it has
+            chosen, numbers = torch.unique(sparse[0][0], return_inverse=True)
+            sparse, height = [(numbers, sparse[0][1])], len(chosen)
+        total = self._parameter.new_zeros((height, self._width), dtype=self._dtype)
         for left, right, rows in self._dense:
             is_own = rows.units == unit
             total.addmm_(left[is_own].to(total.dtype).T, right[is_own].to(total.dtype))
-        for numbers, right, rows in self._sparse:
-            is_own = rows.units == unit
-            total.index_add_(0, numbers[is_own], right[is_own].to(total.dtype))
+        for numbers, right in sparse:
+            total.index_add_(0, numbers, right.to(total.dtype))
         return total
 
     def drop(self, units: torch.Tensor) -> None:
