@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from edpsgd.units import owners as own
@@ -25,7 +26,7 @@ Meaning = Callable[[Node, Results], Arguments]
 def arguments(node: Node, results: Results) -> Arguments:
     """Owners of the arguments; None where the operation does not tell."""
     meaning = MEANINGS.get(node.name())
-    if meaning is None:
+    if meaning is None or isinstance(node, BackwardCFunction):  # somebody's own operation may have any name
         return [None] * len(node.next_functions)
     try:
         return meaning(node, results)
@@ -421,7 +422,7 @@ def _named(kinds: str, meaning: Meaning) -> dict[str, Meaning]:
     """For all forms of some operations: autograd numbers them."""
     names = [name if name.endswith("s") and "Backwards" in name else f"{name}Backward" for name in kinds.split()]
     numbered = [f"{name}{number}" for name in names for number in range(4)]
-    return dict.fromkeys([*numbered, *(f"torch::autograd::{name}" for name in names), *names], meaning)
+    return dict.fromkeys([*numbered, *(f"torch::autograd::{name}" for name in names)], meaning)
 
 
 BATCH_NORMS = {f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")}

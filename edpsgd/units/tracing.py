@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from edpsgd.units import owners as own
@@ -192,7 +193,7 @@ def _decoded(
 def _backward(node: Node, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """What one operation hands to its arguments; nothing else is run."""
     with torch.no_grad():
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
+        if isinstance(node, BackwardCFunction):
             return _python_backward(node, gradients)
         found = node(*gradients)  # type: ignore[operator]
     found = found if isinstance(found, tuple) else (found,)

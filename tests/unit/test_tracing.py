@@ -100,9 +100,13 @@ class Reordering(torch.autograd.Function):
         return back, None
 
 
+class Mul(Reordering):
+    """The same under a name that torch has too."""
+
+
 def moved(how: str, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    if how == "custom function":
-        return Reordering.apply(rows, order)
+    if how in ("custom function", "name of another"):
+        return (Reordering if how == "custom function" else Mul).apply(rows, order)
     if how == "index_reduce":
         return torch.zeros_like(rows).index_reduce(0, order, rows, "mean", include_self=False)
     if how == "_unsafe_index":
@@ -112,7 +116,9 @@ def moved(how: str, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return back
 
 
-@pytest.mark.parametrize("how", ["custom function", "index_reduce", "_unsafe_index", "written in place"])
+@pytest.mark.parametrize(
+    "how", ["custom function", "name of another", "index_reduce", "_unsafe_index", "written in place"]
+)
 def test_rows_in_another_order_in_every_batch(how: str) -> None:
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 2)])
