@@ -17,6 +17,7 @@ from mia import secret_sharer
 from tasks import language_model, predict, run, train
 from tasks.config import Config, read_file
 from tasks.dictionary import Dictionary
+from tasks.examples import Labels
 from tasks.synthetic_users import generate
 from tasks.users import write_jsonl
 from tests.jobs import run as run_job
@@ -98,8 +99,9 @@ def test_a_report_is_text() -> None:
 
 
 def trap(parts: run.Parts) -> None:  # noqa: F811
-    parts.labels.intents[1] = f"phone{EVIL}"
-    parts.labels.tags[1:3] = [f"B-name{EVIL}", f"I-name{EVIL}"]
+    """Labels of its own: those of the fixture are everybody's."""
+    intents = ["other", f"phone{EVIL}", "music"]
+    parts.labels = Labels(intents, ["O", f"B-name{EVIL}", f"I-name{EVIL}", "B-song", "I-song"])
 
 
 def test_labels_on_a_terminal(parts, monkeypatch) -> None:  # noqa: F811
