@@ -91,7 +91,7 @@ def layer_norms(gradients: Sequence[torch.Tensor | None], home: torch.device) ->
 
 def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """One for each gradient. Squares may leave the range of single precision, where the gradient does not."""
-    if not gradients[0].is_cpu:
+    if not _is_at_hand(gradients[0]):
         found = torch._foreach_norm(gradients, 2, dtype=_wide(gradients[0].device))
         return [norm.to(dtype) for norm in found]
     norms = _norms_of_parts(gradients, dtype)
@@ -101,6 +101,11 @@ def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tens
         for i, norm in zip(left, again, strict=True):
             norms[i] = norm.to(dtype)
     return norms
+
+
+def _is_at_hand(tensor: torch.Tensor) -> bool:
+    """Whether the host can read a value without waiting for a device."""
+    return tensor.is_cpu
 
 
 def _norms_of_parts(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from edpsgd import clipping
 from tests.common import Bag, Spy, private, quiet, set_gradients
 
 WAITS = (
@@ -20,6 +21,12 @@ WAITS = (
     "index",
     "index_put_",
 )  # these can wait for the device
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms are made as on a GPU; those of tensors that the host has at hand may be read."""
+    monkeypatch.setattr(clipping, "_is_at_hand", lambda tensor: False)
 
 
 class Operations(TorchDispatchMode):
@@ -38,12 +45,13 @@ class Operations(TorchDispatchMode):
         return [name for name in self.names if name in WAITS]
 
 
-@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize("how", ["flat", "per_layer"])
 @pytest.mark.parametrize("scales", [None, {"p0": 1.0, "p1": 2.0, "p2": 3.0}])
 @pytest.mark.parametrize("bad", [False, True])
-def test_no_host_synchronisation(clipping, scales, bad) -> None:
+def test_no_host_synchronisation(how, scales, bad) -> None:
     model = Bag()
-    optimizer = private(model, clipping=clipping, layer_scaling=scales)
+    optimizer = private(model, clipping=how, layer_scaling=scales)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))  # lets it make its tensors
     set_gradients(model, float("nan") if bad else 1.0)
@@ -58,6 +66,7 @@ def test_no_host_synchronisation(clipping, scales, bad) -> None:
     assert seen.waits == []
 
 
+@pytest.mark.usefixtures("as_on_a_device")
 def test_nothing_is_read_by_the_host_before_the_sum(monkeypatch) -> None:
     """tolist() and its like are no operations of torch, so they are forbidden by hand."""
     read: list[str] = []
@@ -80,6 +89,7 @@ def test_nothing_is_read_by_the_host_before_the_sum(monkeypatch) -> None:
     assert read == ["tolist, 1 sent"]
 
 
+@pytest.mark.usefixtures("as_on_a_device")
 def test_the_profiler_agrees() -> None:
     model = Bag()
     optimizer = private(model)
