@@ -322,7 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds = 2 if flags.reduced else flags.rounds
     command = f"python -m benchmarks.step_time {'--reduced' if flags.reduced else f'--rounds {rounds}'}"
     works = jobs(FEW if flags.reduced else SHAPES)
-    wanted = {name: {"rounds": rounds} for name in works}
+    wanted = {
+        name: {"rounds": rounds, "contenders": PEERS if work["is_peer"] else OURS} for name, work in works.items()
+    }
     kept = results.Pieces(flags.out, "step_time", partial(figures, wanted=wanted), page, command, flags.anew)
     for name in results.chosen(flags, works):
         kept.get(name, partial(measured, works[name], rounds, not flags.reduced), wanted[name])
