@@ -132,7 +132,7 @@ class Composition:
             is_exact = found.rounding < max(tolerance, self._tolerance) / 8 or grid.tilt <= least_tilt / 2
             if bound <= max(floor, _SMALLEST) or (is_fine and is_exact):
                 break
-            if math.isinf(found.epsilon):
+            if math.isinf(found.epsilon + found.error):
                 spacing = grid.spacing / 2
             elif not is_fine:
                 share = self._tolerance * found.epsilon / max(found.error, _SMALLEST * found.epsilon)

@@ -185,6 +185,20 @@ def test_probabilities_that_are_not_numbers_are_infinite(monkeypatch, value) -> 
         assert Composition().epsilon([Steps(1.0, 0.1, 3), Steps(0.7, 0.1, 3)], 1e-5) == math.inf
 
 
+def test_a_grid_without_a_bound_is_made_finer(monkeypatch) -> None:
+    """Rényi divergences give an ε meanwhile, of which nobody knows how much comes from the grid."""
+    steps, solve, sizes = [Steps(1.0, 0.1, 30)], pld._Transform._solve, []
+
+    def unknown_at_first(self, *args):
+        sizes.append(self.grid.spacing)
+        return pld._UNKNOWN if len(sizes) < 3 else solve(self, *args)
+
+    right = Composition().epsilon(steps, 1e-5)
+    monkeypatch.setattr(pld._Transform, "_solve", unknown_at_first)
+    assert Composition().epsilon(steps, 1e-5) == pytest.approx(right, rel=1e-3)
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_divergences_that_are_not_numbers_do_not_help(value) -> None:
     def divergences(z, rate):
