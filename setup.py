@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 NLU = [
     "transformers>=4.40,<6",
@@ -42,7 +42,7 @@ setup(
     description="Efficient differentially private SGD: a drop-in torch optimizer for Horovod and torch.distributed",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    packages=["edpsgd", "edpsgd.units"],
+    packages=find_packages(include=["edpsgd", "edpsgd.*"]),
     package_data={"edpsgd": ["py.typed", "privacy.md"]},
     entry_points={"console_scripts": ["edpsgd = edpsgd.cli:main"]},
     python_requires=">=3.10",

@@ -21,8 +21,9 @@ import scipy
 from dp_accounting import pld as dp_pld
 
 from benchmarks import results
-from edpsgd import LinearDecay, accounting, pld
-from edpsgd.pld import Composition, Steps
+from edpsgd import LinearDecay, accounting
+from edpsgd.accounting import pld
+from edpsgd.accounting.pld import Composition, Steps
 
 RATES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
 EPOCHS, STEPS, DELTA, TARGET = 100, 1000, 1e-5, 1.0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import results
-from edpsgd.collectives import resolve
+from edpsgd.distributed.launchers import resolve
 from mia.mechanism import Setup, audit_mechanism
 
 DELTA, CONFIDENCE, TRIALS, SEED = 1e-5, 0.95, 500, 0

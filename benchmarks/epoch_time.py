@@ -66,7 +66,7 @@ class Epoch:
             task=task, data=data, model=model, split="random", vocabulary="training-set", batch_size=batch,
             examples=examples, private="off", seed=0,
         )  # fmt: skip
-        self._config, self._collective = config, edpsgd.collectives.resolve("horovod")
+        self._config, self._collective = config, edpsgd.distributed.launchers.resolve("horovod")
         self.size = batch
         self._load(config, is_whole=task == "generated")
         self._drawn: dict[int, list[list[int]]] = {}

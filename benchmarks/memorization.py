@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import results
 from benchmarks.results import machine
 from edpsgd import files
-from edpsgd.bounds import format_epsilon
+from edpsgd.ledger.guarantee import format_epsilon
 from mia.phrases import Configuration, insert_texts, make
 from tasks.dictionary import Dictionary
 from tasks.synthetic_users import generate, generate_words

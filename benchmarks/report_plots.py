@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from edpsgd.accounting import decay_factors, gaussian_epsilon
-from edpsgd.noise import parse_decay
+from edpsgd.schedules import parse_decay
 
 INK, MUTED, GRID, GROUND = "#f10000", "#f10001", "#f10002", "#f10003"
 COLOURS = [f"#f1001{number}" for number in range(7)]

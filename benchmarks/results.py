@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from edpsgd.bounds import format_epsilon
+from edpsgd.ledger.guarantee import format_epsilon
 
 RESULTS = Path(__file__).parent / "results"
 REDUCED = Path("runs/bench")

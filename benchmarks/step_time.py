@@ -28,9 +28,9 @@ import torch
 import edpsgd
 from benchmarks import on_workers, results
 from benchmarks.contenders import NAMES, PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
-from edpsgd import clipping, gradients
-from edpsgd.units import UnitGradients
-from edpsgd.units.engine import SELDOM
+from edpsgd.mechanism import buffers, clipping
+from edpsgd.per_example import UnitGradients
+from edpsgd.per_example.engine import SELDOM
 
 WORKERS = 2
 KINDS = {"bert": "BERT", "clc": "CLC"}
@@ -76,8 +76,8 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
 
     places: list[tuple[Any, str, str]] = [
         (clipping, "layer_norms", "norm"),
-        (gradients.GradientSum, "add_", "scale"),
-        (gradients.GradientSum, "add_noise_", "noise"),
+        (buffers.GradientSum, "add_", "scale"),
+        (buffers.GradientSum, "add_noise_", "noise"),
         (type(optimizer.ledger), "charge", "ledger"),
         (type(optimizer._collective), "sum_", "wire"),
         (type(optimizer._inner), "step", "adam"),

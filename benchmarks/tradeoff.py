@@ -32,7 +32,7 @@ from benchmarks.tradeoff_page import page
 from benchmarks.utility import ALLOWED, DELTA, GRID, TUNED
 from benchmarks.utility import PAPER as PAPER_SER
 from edpsgd import Ledger, accounting
-from edpsgd.noise import parse_decay
+from edpsgd.schedules import parse_decay
 from mia.candidates import open_run
 
 MICRO_BATCHES = 8  # the paper's GPUs

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from benchmarks import results, trainings
 from benchmarks.results import machine
 from edpsgd import accounting, files
-from edpsgd.bounds import format_epsilon
-from edpsgd.noise import parse_decay
+from edpsgd.ledger.guarantee import format_epsilon
+from edpsgd.schedules import parse_decay
 from tasks.flags import load_yaml
 
 Trainer = Callable[["Job"], dict[str, Any]]

@@ -1,21 +1,24 @@
 """edpsgd: efficient differentially private SGD for torch, on one process, Horovod or torch.distributed."""
 
 from edpsgd import accounting, card
-from edpsgd.bounds import Bound, Report
-from edpsgd.budget import Budget, BudgetExhausted
-from edpsgd.checks import check_model
-from edpsgd.clipping import FirstStepNorms
-from edpsgd.cohorts import ClippedDenominator, FixedDenominator, FixedSizeUsers, PoissonUsers
-from edpsgd.collate import Collate
-from edpsgd.events import Event, LedgerError
+from edpsgd._version import VERSION
 from edpsgd.federated import FedAvg, Federated, FedSGD
-from edpsgd.independence import check_losses
-from edpsgd.ledger import Ledger
-from edpsgd.noise import ExponentialDecay, LinearDecay
+from edpsgd.ledger.budget import Budget, BudgetExhausted
+from edpsgd.ledger.events import Event, LedgerError
+from edpsgd.ledger.guarantee import Bound, Report
+from edpsgd.ledger.ledger import Ledger
+from edpsgd.mechanism.layer_scales import FirstStepNorms
 from edpsgd.optimizer import PrivateOptimizer
-from edpsgd.sampling import PoissonBatches, ShuffledBatches
+from edpsgd.sampling.collate import Collate
+from edpsgd.sampling.denominators import ClippedDenominator, FixedDenominator
+from edpsgd.sampling.poisson import PoissonBatches
+from edpsgd.sampling.shuffled import ShuffledBatches
+from edpsgd.sampling.users import FixedSizeUsers, PoissonUsers
+from edpsgd.schedules import ExponentialDecay, LinearDecay
+from edpsgd.validation.losses import check_losses
+from edpsgd.validation.models import check_model
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Bound",

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edpsgd import accounting, card, escaping, files
-from edpsgd.bounds import Bound, Report, format_epsilon
-from edpsgd.events import LedgerError
-from edpsgd.ledger import Ledger
-from edpsgd.noise import Decay, ExponentialDecay, LinearDecay, parse_decay
+from edpsgd.ledger.events import LedgerError
+from edpsgd.ledger.guarantee import Bound, Report, format_epsilon
+from edpsgd.ledger.ledger import Ledger
 from edpsgd.planning import Schedule, Training
+from edpsgd.schedules import Decay, ExponentialDecay, LinearDecay, parse_decay
 
 LEDGER = "ledger.jsonl"
 _TAU = 0.05  # to compare decays if the user has chosen none
@@ -352,7 +352,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _json(data: Any) -> str:
-    return json.dumps(card._plain(data), indent=2, allow_nan=False)
+    return json.dumps(escaping.json_ready(data), indent=2, allow_nan=False)
 
 
 def _up(z: float) -> str:

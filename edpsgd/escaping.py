@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 _JOINERS = "\u200c\u200d"  # parts of words in Persian and Hindi, and of emoji
@@ -34,6 +36,20 @@ def _is_hidden(character: str) -> bool:
 
 def _spelled(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def json_ready(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON does not have: they become strings.
+
+    Example:
+        >>> json_ready({"epsilon": float("inf"), "steps": (1, 2)})
+        {'epsilon': 'inf', 'steps': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_text(data: Any, indent: int | None = None) -> str:

@@ -17,16 +17,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from edpsgd import accounting, clipping
-from edpsgd.arguments import check_count, check_number
-from edpsgd.budget import Budget
-from edpsgd.checks import check_model
-from edpsgd.cohorts import Users
-from edpsgd.collectives import Collective, resolve
-from edpsgd.events import Event, LedgerError
-from edpsgd.ledger import Ledger
+from edpsgd import tensors
+from edpsgd._arguments import check_count, check_number
+from edpsgd.distributed.collectives import Collective
+from edpsgd.distributed.launchers import resolve
+from edpsgd.ledger.budget import Budget
+from edpsgd.mechanism import clipping
 from edpsgd.optimizer import PrivateOptimizer
-from edpsgd.pld import Steps
+from edpsgd.sampling.users import Users
+from edpsgd.validation.models import check_model
 
 Batch = TypeVar("Batch")
 
@@ -238,48 +237,8 @@ class Federated:
     @torch.no_grad()
     def _clip(self, moved: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """To the clip norm, in place; the factor of each layer."""
-        norms = clipping.layer_norms(moved, moved[0].device)
+        norms = tensors.layer_norms(moved, moved[0].device)
         clip = clipping.per_layer_factors if self._clipping == "per_layer" else clipping.flat_factor
         factors = clip(norms, self.optimizer.clip_norm, None).expand(len(moved))
         torch._foreach_mul_(moved, [factor.to(part) for factor, part in zip(factors.unbind(), moved, strict=True)])
         return factors
-
-
-def as_if(ledger: Ledger, delta: float, users: int, cohort: float) -> float:
-    """The ε that the same rounds would have with more users and larger rounds, and the same noise on the mean update.
-
-    McMahan et al. 2018, section 3: a model that is trained with a small cohort tells the utility of the large run,
-    since the noise on the mean is the same; there the multiplier is larger by the ratio of the cohorts. It is for
-    planning, and no statement about the run at hand.
-
-    Args:
-        ledger: of a run with PoissonUsers.
-        delta: of the larger run.
-        users: how many there would be.
-        cohort: expected users in its rounds.
-
-    Example:
-        >>> ledger = Ledger()
-        >>> ledger.begin_run({"unit": "user", "batches": {"examples": 1000, "kind": "poisson"}})
-        >>> ledger.open_epoch(0, "poisson", sampling_rate=0.01)
-        >>> ledger.charge(0.1)
-        >>> as_if(ledger, 1e-6, users=100_000, cohort=100) < 5 < float(ledger.epsilon(1e-6))
-        True
-    """
-    if not 0 < cohort <= users:
-        raise ValueError(f"cohort must be > 0 and at most the number of users, {users}, got {cohort!r}")
-    return accounting.compose([_larger(event, ledger, users, cohort) for event in _rounds(ledger)], delta)
-
-
-def _rounds(ledger: Ledger) -> list[Event]:
-    events = [event for event in ledger.events if event.steps]
-    if not ledger.runs or any(event.batching != "poisson" for event in events):
-        raise LedgerError("as_if is for runs with PoissonUsers")
-    if len({run["batches"]["examples"] for run in ledger.runs}) > 1:
-        raise LedgerError("as_if is for ledgers whose runs have the same number of users")
-    return events
-
-
-def _larger(event: Event, ledger: Ledger, users: int, cohort: float) -> Steps:
-    before = (event.sampling_rate or 0.0) * ledger.runs[-1]["batches"]["examples"]
-    return Steps((event.noise_multiplier or 0.0) * cohort / before, cohort / users, event.steps)

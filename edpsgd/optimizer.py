@@ -11,22 +11,29 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 
-from edpsgd import agreement, amp, checks, clipping
-from edpsgd.arguments import check_count
-from edpsgd.batches import Batches
-from edpsgd.books import Books
-from edpsgd.bounds import Bound
-from edpsgd.budget import Budget
-from edpsgd.clipping import FirstStepNorms
-from edpsgd.collectives import Collective, check_compression, horovod_broadcast_root, resolve, wire_dtype
-from edpsgd.contributions import Contributions, claim_losses, release_losses
-from edpsgd.layers import Layers, describe_parameters, find_scales
-from edpsgd.ledger import Ledger
-from edpsgd.message import StepMessage
-from edpsgd.noise import Decay, GaussianSource
-from edpsgd.settings import Settings
-from edpsgd.units import UnitGradients, WrongGradients
-from edpsgd.wrapper import OptimizerWrapper
+from edpsgd import bookkeeping, step_message
+from edpsgd._arguments import check_count
+from edpsgd.bookkeeping import Books
+from edpsgd.distributed import consensus
+from edpsgd.distributed.collectives import Collective
+from edpsgd.distributed.compression import check_compression, wire_dtype
+from edpsgd.distributed.horovod import horovod_broadcast_root
+from edpsgd.distributed.launchers import resolve
+from edpsgd.ledger.budget import Budget
+from edpsgd.ledger.guarantee import Bound
+from edpsgd.ledger.ledger import Ledger
+from edpsgd.mechanism import accumulator, amp, clipping, layer_scales
+from edpsgd.mechanism.accumulator import Contributions, claim_losses, release_losses
+from edpsgd.mechanism.layer_scales import FirstStepNorms
+from edpsgd.mechanism.noise import GaussianSource
+from edpsgd.mechanism.parameters import Layers, describe_parameters, find_scales
+from edpsgd.mechanism.settings import Settings
+from edpsgd.mechanism.torch_optimizer import OptimizerWrapper
+from edpsgd.per_example import UnitGradients, WrongGradients
+from edpsgd.sampling.base import Batches
+from edpsgd.schedules import Decay
+from edpsgd.step_message import StepMessage
+from edpsgd.validation import optimizers
 
 
 class PrivateOptimizer(OptimizerWrapper):
@@ -54,7 +61,7 @@ class PrivateOptimizer(OptimizerWrapper):
             trust the workers and the network between them. "per_worker": every worker noises all coordinates with
             1/N of the variance; c colluding workers know c/N of the noise.
         collective: "auto" (the launcher decides), "horovod", "torch", "local", or an object with the protocol
-            ``edpsgd.collectives.Collective``.
+            ``edpsgd.distributed.Collective``.
         seed: None for operating-system entropy. An int repeats the noise, for tests: ε holds only while it is secret.
         divisor: for unit="example", the public, expected number of examples in a step over all workers.
         compression: None, "fp16" or (torch.distributed only) "bf16" on the wire; needs per-worker noise.
@@ -119,10 +126,10 @@ class PrivateOptimizer(OptimizerWrapper):
         self._collective = resolve(collective)
 
         def prepare() -> dict[str, Any]:
-            checks.check_inner(optimizer)
+            optimizers.check_inner(optimizer)
             super(PrivateOptimizer, self).__init__(optimizer)
-            self._named = checks.named_layers(named_parameters)
-            checks.check_books(batches, budget, unit, ledger, self._collective)
+            self._named = optimizers.named_layers(named_parameters)
+            bookkeeping.check_books(batches, budget, unit, ledger, self._collective)
             self._settings = Settings(
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
@@ -140,7 +147,7 @@ class PrivateOptimizer(OptimizerWrapper):
             )
             check_compression(self._collective, compression)
             self._set_up()
-            checks.check_no_ddp(list(self._layers.parameters.values()))
+            optimizers.check_no_ddp(list(self._layers.parameters.values()))
             others = {
                 "the trained parameters": self._layers.description,
                 "budget": repr(budget),
@@ -149,7 +156,7 @@ class PrivateOptimizer(OptimizerWrapper):
             return {**self._run(batches), **describe_parameters(self._named), **others}
 
         # All workers fail together: one that raised alone would leave the others waiting.
-        agreement.check_alike(agreement.together(self._collective, prepare))
+        consensus.check_alike(consensus.together(self._collective, prepare))
         self._books = Books(self._collective, ledger, self._run(batches), batches, budget)
 
     def _run(self, batches: Batches | None) -> dict[str, Any]:
@@ -269,7 +276,7 @@ class PrivateOptimizer(OptimizerWrapper):
             count: how many micro-batches there are, with ``units``; the last ones may be empty.
             scaler: the GradScaler that scaled the losses, if there is one.
         """
-        checks.check_one_for_each(losses)
+        accumulator.check_one_for_each(losses)
         self._follow_parameters()
         self._books.note_once("one_pass")
         loss_scale = self._loss_scale(scaler)
@@ -349,7 +356,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def _refusal_of_open_example(self) -> Exception | None:
         """Without a sampler nobody knows how many examples are in a gradient that step() finds."""
         is_known = self._settings.unit != "example" or self.batches is not None
-        return None if is_known or not self._layers.have_gradients() else RuntimeError(checks.OPEN_EXAMPLE)
+        return None if is_known or not self._layers.have_gradients() else RuntimeError(accumulator.OPEN_EXAMPLE)
 
     def _add_noise(self, number: int) -> None:
         """Adds this worker's share of the noise to its sum."""
@@ -375,7 +382,7 @@ class PrivateOptimizer(OptimizerWrapper):
         try:
             self._inner.step()
             if not self._is_inner_known:
-                checks.check_keeps_no_gradient(self._inner, self._layers.sum.wire)
+                optimizers.check_keeps_no_gradient(self._inner, self._layers.sum.wire)
                 self._is_inner_known = True
         finally:
             self.zero_grad()
@@ -385,7 +392,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def _measure_scales(self, number: int, refusal: Exception | None) -> None:
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
         layers, workers = len(self._layers), self._collective.size
-        message = torch.zeros(layers + agreement.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
+        message = torch.zeros(layers + consensus.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
         z = self._settings.first_step_norms.noise_multiplier or 0.0
         refusal = refusal or self._books.refusal_of_layer_norms(z, self._parts.closed)
         refusal = refusal or self._books.charge_layer_norms(z)
@@ -394,7 +401,7 @@ class PrivateOptimizer(OptimizerWrapper):
         std = self._settings.first_step_norms.noise_std / math.sqrt(workers)
         self._source.stream(number, "layer norms").add_to(message[:layers], std)
         self._sum_over_workers([message], message[layers:], number, refusal)
-        scales = clipping.measured_scales(message[:layers].tolist())
+        scales = layer_scales.measured_scales(message[:layers].tolist())
         self._measured = dict(zip(self._layers.parameters, scales, strict=True))
         self._lay_out()
 
@@ -429,7 +436,7 @@ class PrivateOptimizer(OptimizerWrapper):
         message = StepMessage(self._collective, self._books, self._parts, expected)
         discarded = message.sum_(tensors, tail, state, refusal, dtype)
         if discarded and not self.discarded:
-            checks.warn_of_discards(discarded, number)
+            step_message.warn_of_discards(discarded, number)
         self.discarded += discarded
 
     # ---------------------------------------------------------------- parameters
@@ -439,7 +446,7 @@ class PrivateOptimizer(OptimizerWrapper):
         params = param_group["params"]
         group = {**param_group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}
         tensors = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
-        checks.check_all_named(tensors, self._named)
+        optimizers.check_all_named(tensors, self._named)
         if self._parts.closed:
             raise RuntimeError("add_param_group() between accumulate() and step(): finish the step first")
         added = {id(tensor) for tensor in tensors if tensor.requires_grad}
@@ -473,7 +480,7 @@ class PrivateOptimizer(OptimizerWrapper):
     def _follow_parameters(self) -> None:
         """Notices parameters that were added, frozen, moved or given to DDP since they were laid out."""
         if not self._started:
-            checks.check_no_ddp(list(self._layers.parameters.values()))
+            optimizers.check_no_ddp(list(self._layers.parameters.values()))
             self._started = True
         if not self._layers.fit(self.param_groups):
             if self._parts.closed:
@@ -497,7 +504,7 @@ class PrivateOptimizer(OptimizerWrapper):
         if root is not None and not self._state_made:  # broadcast_optimizer_state() asks first, on all workers
             states, moves = zip(*self._collective.gather((self._own_state(), self._books.moves)), strict=True)
             self._books.moves = max(moves)
-            agreement.together(self._collective, lambda: self._load_own_state(states[root]))
+            consensus.together(self._collective, lambda: self._load_own_state(states[root]))
         self._state_made = False
         return super().state_dict()
 
@@ -541,6 +548,6 @@ class PrivateOptimizer(OptimizerWrapper):
         own = state.pop("own")
         self.__dict__.update(state)
         super().__setstate__({})
-        checks.check_place(self.batches, self._collective)
+        bookkeeping.check_place(self.batches, self._collective)
         self._set_up()
         self._load_own_state(own)

@@ -1,4 +1,4 @@
-"""What a training that has not happened yet would cost: for the ``edpsgd`` command."""
+"""What a training that has not happened yet would cost: for the ``edpsgd`` command, and for more users."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edpsgd import accounting, pld
-from edpsgd.bounds import Report, report
-from edpsgd.events import Event
-from edpsgd.noise import Decay
-from edpsgd.pld import Composition, Steps
+from edpsgd import accounting
+from edpsgd.accounting import pld
+from edpsgd.accounting.pld import Composition, Steps
+from edpsgd.ledger.events import Event, LedgerError
+from edpsgd.ledger.guarantee import Report, report
+from edpsgd.ledger.ledger import Ledger
+from edpsgd.schedules import Decay
 
 _CURVE_POINTS = 20
 
@@ -99,3 +101,43 @@ class Schedule:
             "noise_multipliers": self.z,
             "bounds": bounds,
         }
+
+
+def as_if(ledger: Ledger, delta: float, users: int, cohort: float) -> float:
+    """The ε that the same rounds would have with more users and larger rounds, and the same noise on the mean update.
+
+    McMahan et al. 2018, section 3: a model that is trained with a small cohort tells the utility of the large run,
+    since the noise on the mean is the same; there the multiplier is larger by the ratio of the cohorts. It is for
+    planning, and no statement about the run at hand.
+
+    Args:
+        ledger: of a run with PoissonUsers.
+        delta: of the larger run.
+        users: how many there would be.
+        cohort: expected users in its rounds.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.begin_run({"unit": "user", "batches": {"examples": 1000, "kind": "poisson"}})
+        >>> ledger.open_epoch(0, "poisson", sampling_rate=0.01)
+        >>> ledger.charge(0.1)
+        >>> as_if(ledger, 1e-6, users=100_000, cohort=100) < 5 < float(ledger.epsilon(1e-6))
+        True
+    """
+    if not 0 < cohort <= users:
+        raise ValueError(f"cohort must be > 0 and at most the number of users, {users}, got {cohort!r}")
+    return accounting.compose([_larger_round(event, ledger, users, cohort) for event in _rounds_of(ledger)], delta)
+
+
+def _rounds_of(ledger: Ledger) -> list[Event]:
+    events = [event for event in ledger.events if event.steps]
+    if not ledger.runs or any(event.batching != "poisson" for event in events):
+        raise LedgerError("as_if is for runs with PoissonUsers")
+    if len({run["batches"]["examples"] for run in ledger.runs}) > 1:
+        raise LedgerError("as_if is for ledgers whose runs have the same number of users")
+    return events
+
+
+def _larger_round(event: Event, ledger: Ledger, users: int, cohort: float) -> Steps:
+    before = (event.sampling_rate or 0.0) * ledger.runs[-1]["batches"]["examples"]
+    return Steps((event.noise_multiplier or 0.0) * cohort / before, cohort / users, event.steps)

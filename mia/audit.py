@@ -24,7 +24,7 @@ from typing import Any
 from scipy.special import ndtr, ndtri
 
 from edpsgd import escaping, files
-from edpsgd.noise import parse_decay
+from edpsgd.schedules import parse_decay
 from mia import bounds, one_run
 from mia.bounds import NoiseFinding
 from mia.example_worlds import ROUNDING

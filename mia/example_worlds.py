@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from edpsgd import PrivateOptimizer
-from edpsgd.collectives import Collective
+from edpsgd.distributed.collectives import Collective
 from mia.bounds import Floats
 
 _WORDS, _WIDTH = 20, 6

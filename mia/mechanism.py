@@ -20,9 +20,9 @@ from torch import nn
 
 from edpsgd import FirstStepNorms, PrivateOptimizer
 from edpsgd.accounting import gaussian_epsilon
-from edpsgd.clipping import unit_rms
-from edpsgd.collectives import Collective
-from edpsgd.noise import Decay
+from edpsgd.distributed.collectives import Collective
+from edpsgd.mechanism.layer_scales import unit_rms
+from edpsgd.schedules import Decay
 from mia import example_worlds
 from mia.bounds import (
     Check,
@@ -258,7 +258,7 @@ def audit_mechanism(
         make: what makes the optimizer.
 
     Example:
-        >>> from edpsgd.collectives import Local
+        >>> from edpsgd.distributed.collectives import Local
         >>> audit_mechanism(Setup(noise="paper", micro_batches=8, seed=1), Local(), trials=100).is_refuted
         True
     """
@@ -373,7 +373,7 @@ def audit_noise(
     """Looks at the noise of steps without data, in the parameters and in what each worker sent.
 
     Example:
-        >>> from edpsgd.collectives import Local
+        >>> from edpsgd.distributed.collectives import Local
         >>> audit_noise(Setup(seed=1), Local(), steps=4).is_refuted
         False
     """

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edpsgd import files
-from edpsgd.arguments import check_count
+from edpsgd._arguments import check_count
 from tasks.dictionary import EOS, UNK, Dictionary, tokenize
 from tasks.users import RawUsers, UserData
 

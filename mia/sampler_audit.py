@@ -17,8 +17,8 @@ from scipy.special import ndtri
 from scipy.stats import binom, binomtest, hypergeom, norm
 
 from edpsgd import FixedSizeUsers, PoissonBatches, PoissonUsers, ShuffledBatches
-from edpsgd.batches import Batches
-from edpsgd.collectives import Collective
+from edpsgd.distributed.collectives import Collective
+from edpsgd.sampling.base import Batches
 from mia.bounds import Check, Floats, NoiseFinding, check_std
 
 KINDS = ("poisson", "shuffled", "poisson_users", "fixed_size_users")
@@ -115,7 +115,7 @@ def audit_sampler(
         make: what makes the sampler.
 
     Example:
-        >>> from edpsgd.collectives import Local
+        >>> from edpsgd.distributed.collectives import Local
         >>> audit_sampler(SamplerSetup(examples=100, seed=1), Local(), epochs=4).is_refuted
         False
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edpsgd.arguments import check_count
+from edpsgd._arguments import check_count
 
 NO_TARGET = -100  # where there is nothing to predict
 State = tuple[Tensor, Tensor]

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edpsgd import files
-from edpsgd.arguments import check_count
+from edpsgd._arguments import check_count
 from models.subwords import FastText, Matrix, Subwords, WordPieces, root_mean_square
 
 VEC, BIN, PIECES = "fasttext-vec", "fasttext-bin", "wordpieces"

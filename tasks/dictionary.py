@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edpsgd import files
-from edpsgd.arguments import check_count
+from edpsgd._arguments import check_count
 from tasks.records import NOT_UTF8, ReadError, is_utf8, lines
 
 UNK, BOS, EOS = 0, 1, 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from edpsgd.collectives import Collective
+from edpsgd.distributed.collectives import Collective
 from models.heads import IntentSlotModel
 from tasks.examples import Examples, Labels, Rows, to_device
 from tasks.metrics import Counts, count

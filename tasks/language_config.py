@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edpsgd import ClippedDenominator, FixedDenominator, FixedSizeUsers, PoissonUsers, accounting
-from edpsgd.cohorts import Users
-from edpsgd.collectives import Collective
+from edpsgd.distributed.collectives import Collective
+from edpsgd.sampling.users import Users
 from tasks import flags, synthetic_users, users
 from tasks.dictionary import Dictionary
 from tasks.flags import Settings, require, setting

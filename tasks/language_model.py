@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from edpsgd import BudgetExhausted, Ledger, card, escaping, files
-from edpsgd.bounds import format_epsilon
 from edpsgd.card import Card
-from edpsgd.federated import as_if
+from edpsgd.ledger.guarantee import format_epsilon
+from edpsgd.planning import as_if
 from models.language_model import LanguageModel
 from tasks import checkpoints, progress
 from tasks.dictionary import Dictionary

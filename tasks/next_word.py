@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edpsgd.arguments import check_count
+from edpsgd._arguments import check_count
 from models.language_model import NO_TARGET, LanguageModel
 from tasks.dictionary import SPECIALS, UNK
 from tasks.users import Numbers, UserData, windows

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import edpsgd
 from edpsgd import accounting
-from edpsgd.batches import Batches
-from edpsgd.bounds import Report, format_epsilon, report
-from edpsgd.collectives import Collective
-from edpsgd.events import Event
-from edpsgd.noise import Decay, parse_decay
+from edpsgd.distributed.collectives import Collective
+from edpsgd.ledger.events import Event
+from edpsgd.ledger.guarantee import Report, format_epsilon, report
+from edpsgd.sampling.base import Batches
+from edpsgd.schedules import Decay, parse_decay
 from tasks.config import Config
 
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 import edpsgd
 from edpsgd import files
-from edpsgd.bounds import Bound, format_epsilon
+from edpsgd.ledger.guarantee import Bound, format_epsilon
 
 METRICS = "metrics.jsonl"
 _BETWEEN_LINES = 10.0  # seconds, where there is no terminal that a bar could move on

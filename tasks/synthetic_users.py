@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edpsgd.arguments import check_count
+from edpsgd._arguments import check_count
 from tasks.dictionary import Dictionary
 from tasks.users import Numbers, RawUsers, Words, bounds_of, write_jsonl
 

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, Subset
 from transformers.utils import logging
 
 from edpsgd import card, escaping, files
-from edpsgd.bounds import Bound
 from edpsgd.card import Card
+from edpsgd.ledger.guarantee import Bound
 from tasks import canaries, checkpoints, progress, run
 from tasks.config import Config, parse, write_file
 from tasks.corpus import Utterance

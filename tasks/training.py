@@ -14,7 +14,7 @@ import torch
 
 import edpsgd
 from edpsgd import files
-from edpsgd.batches import Batches
+from edpsgd.sampling.base import Batches
 from models.clc import CLC
 from tasks import checkpoints, progress
 from tasks.config import Config

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edpsgd.arguments import check_count
+from edpsgd._arguments import check_count
 from models.language_model import NO_TARGET
 from tasks.dictionary import BOS, EOS, Dictionary, tokenize
 from tasks.records import Fault, ReadError, check_text, lines, listed

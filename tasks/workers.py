@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from edpsgd import agreement
-from edpsgd.collectives import Collective, resolve
+from edpsgd.distributed import consensus
+from edpsgd.distributed.collectives import Collective
+from edpsgd.distributed.launchers import resolve
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class Workers:
     def together(self, work: Callable[[], T]) -> T:
         """What every worker does by itself; if one of them fails, all do, and none waits for it."""
         found: list[T] = []
-        agreement.together(self.collective, lambda: found.append(work()))
+        consensus.together(self.collective, lambda: found.append(work()))
         return found[0]
 
     def on_first(self, work: Callable[[], T]) -> T | None:

@@ -14,7 +14,8 @@ from scipy.stats import chi2, norm
 from torch import nn
 
 import edpsgd
-from edpsgd.collectives import Collective, resolve
+from edpsgd.distributed.collectives import Collective
+from edpsgd.distributed.launchers import resolve
 from tasks.workers import has_bf16
 
 SIGNIFICANCE = 0.001  # with a seed, where a test gives the same answer every time

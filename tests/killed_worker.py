@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from edpsgd.collectives import resolve
+from edpsgd.distributed.launchers import resolve
 from tests.common import Bag, private, set_gradients
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from edpsgd.units import UnitGradients
+from edpsgd.per_example import UnitGradients
 
 torch.set_num_threads(1)
 

@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 
 import edpsgd
-from edpsgd import clipping
-from edpsgd.units import UnitGradients
+from edpsgd.mechanism import clipping
+from edpsgd.per_example import UnitGradients
 from tests.networks.batches import Batch
 from tests.networks.network import Network, Plan, make_plan
 from tests.unit_loop import gradients_of, trained

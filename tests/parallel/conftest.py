@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 
-from edpsgd.collectives import Collective, resolve
+from edpsgd.distributed.collectives import Collective
+from edpsgd.distributed.launchers import resolve
 
 
 @pytest.fixture(scope="session", autouse=True)

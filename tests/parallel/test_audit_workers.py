@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edpsgd import PrivateOptimizer
-from edpsgd.noise import GaussianSource
+from edpsgd.mechanism.noise import GaussianSource
 from mia.audit import main
 from mia.mechanism import Setup, audit_mechanism, audit_noise
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import edpsgd
-from edpsgd.collectives import resolve
+from edpsgd.distributed.launchers import resolve
 from tests.common import private
 
 WORDS = torch.randint(0, 7, (12, 5), generator=torch.Generator().manual_seed(1))

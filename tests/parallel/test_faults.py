@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import edpsgd
-from edpsgd.collectives import Torch
+from edpsgd.distributed.collectives import Torch
 from tests.common import Bag, assert_same, assert_std, layers_of, private, quiet, set_gradients
 
 

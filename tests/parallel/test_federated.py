@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chi2
 
 from edpsgd import ClippedDenominator, FedAvg, FixedDenominator, FixedSizeUsers, PoissonUsers
-from edpsgd.collectives import resolve
+from edpsgd.distributed.launchers import resolve
 from tests.common import SIGNIFICANCE
 from tests.federation import Point, points_of, reference_round, towards, training
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from edpsgd import Budget, accounting, bounds, losses, pld, renyi
-from edpsgd.budget import Allowance
-from edpsgd.events import Event
-from edpsgd.ledger import Ledger
-from edpsgd.pld import Composition, Steps
+from edpsgd import Budget, accounting
+from edpsgd.accounting import loss_grid, pld, renyi
+from edpsgd.accounting.pld import Composition, Steps
+from edpsgd.ledger import Ledger, guarantee
+from edpsgd.ledger.budget import Allowance
+from edpsgd.ledger.events import Event
 
 FORGOTTEN = [Steps(1.0, 0.01, 1000)], Steps(0.004, 5e-7, 1)  # hardly any noise, hardly any draws
 LAST_DIGITS = 0.01  # relative: bounds of two lists are rounded up by different amounts
@@ -165,7 +166,7 @@ def test_delta_too_small_for_probabilities(delta) -> None:
 
 
 def test_a_distribution_without_finite_losses_is_infinite(monkeypatch) -> None:
-    nothing = losses.Mass(np.array([0, 1]), np.zeros(2), 1.0)
+    nothing = loss_grid.Mass(np.array([0, 1]), np.zeros(2), 1.0)
     assert nothing.moment(2.0, 0.1) == -math.inf
     monkeypatch.setattr(pld, "round_losses", lambda *args: nothing)
     assert Composition().epsilon([Steps(1.0, 0.1, 3)], 1e-5) == math.inf
@@ -173,7 +174,7 @@ def test_a_distribution_without_finite_losses_is_infinite(monkeypatch) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_probabilities_that_are_not_numbers_are_infinite(monkeypatch, value) -> None:
-    original = losses.round_losses
+    original = loss_grid.round_losses
 
     def broken(z, q, grid):
         mass = original(z, q, grid)
@@ -241,7 +242,7 @@ def test_a_calibration_never_settles_for_no_number() -> None:
 @pytest.mark.parametrize("batching", ["shuffled", "poisson", "fixed_size"])
 def test_steps_whose_noise_is_not_recorded_are_not_free(batching) -> None:
     event = Event("gradients", 0, None, 3, batching, None if batching == "shuffled" else 0.01)
-    assert bounds.bound([event], 1e-5).epsilon == math.inf
+    assert guarantee.bound([event], 1e-5).epsilon == math.inf
 
 
 # ------------------------------------------------------------ budgets

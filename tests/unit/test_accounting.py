@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edpsgd import ExponentialDecay, LinearDecay, accounting, bounds, pld
+from edpsgd import ExponentialDecay, LinearDecay, accounting
 from edpsgd.accounting import (
     calibrate,
     gaussian_epsilon,
     moments_epsilon,
+    pld,
     poisson_epsilon,
     rdp_epsilon,
     zcdp_epsilon,
     zcdp_rho,
 )
-from edpsgd.events import Event
+from edpsgd.ledger import guarantee
+from edpsgd.ledger.events import Event
 
 noises = st.floats(0.05, 50.0)
 deltas = st.floats(-12.0, -1.0).map(lambda exponent: 10.0**exponent)
@@ -247,9 +249,9 @@ def test_looking_in_between_changes_nothing(events) -> None:
     whole, looks = events
     composition = pld.Composition()
     for look in looks:
-        bounds.bound(look, 1e-5, composition=composition)
-    epsilon = bounds.bound(whole, 1e-5, composition=composition).epsilon
-    assert epsilon == pytest.approx(bounds.bound(whole, 1e-5).epsilon, rel=1e-9)
+        guarantee.bound(look, 1e-5, composition=composition)
+    epsilon = guarantee.bound(whole, 1e-5, composition=composition).epsilon
+    assert epsilon == pytest.approx(guarantee.bound(whole, 1e-5).epsilon, rel=1e-9)
 
 
 @some(10)
@@ -263,8 +265,8 @@ def test_steps_may_be_split_in_any_way(events, random) -> None:
         parts += [Event(**{**vars(e), "steps": n}) for n in (cut, e.steps - cut)]
     composition = pld.Composition()
     for end in range(1, len(parts) + 1):
-        epsilon = bounds.bound(parts[:end], 1e-5, composition=composition).epsilon
-    assert epsilon == pytest.approx(bounds.bound(whole, 1e-5).epsilon, rel=1e-9)
+        epsilon = guarantee.bound(parts[:end], 1e-5, composition=composition).epsilon
+    assert epsilon == pytest.approx(guarantee.bound(whole, 1e-5).epsilon, rel=1e-9)
 
 
 # -------------------------------------------------------------------- no noise, no epochs, and bad input

@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from edpsgd import ExponentialDecay, FirstStepNorms, LinearDecay, PrivateOptimizer, gradients
-from edpsgd.collectives import Local
-from edpsgd.noise import GaussianStream
+from edpsgd import ExponentialDecay, FirstStepNorms, LinearDecay, PrivateOptimizer
+from edpsgd.distributed.collectives import Local
+from edpsgd.mechanism import buffers
+from edpsgd.mechanism.noise import GaussianStream
 from mia.audit import main
 from mia.mechanism import Setup, audit_mechanism, audit_noise
 
@@ -92,13 +93,13 @@ def test_broken_noise() -> None:
 
 def test_a_bare_shard(monkeypatch) -> None:
     """One third of the coordinates gets no noise, as if a worker had forgotten its shard."""
-    whole = gradients.GradientSum.add_noise_
+    whole = buffers.GradientSum.add_noise_
 
     def two_of_three(self, stream, stds, shard, shards) -> None:
         whole(self, stream, stds, 0, 3)
         whole(self, stream, stds, 1, 3)
 
-    monkeypatch.setattr(gradients.GradientSum, "add_noise_", two_of_three)
+    monkeypatch.setattr(buffers.GradientSum, "add_noise_", two_of_three)
     finding = audit_noise(Setup(seed=4), Local(), steps=5)
     assert ("shards cover every coordinate once", "7000 bare, 0 noised twice, of 21000") in {
         (check.name, check.found) for check in finding.failed
@@ -106,12 +107,12 @@ def test_a_bare_shard(monkeypatch) -> None:
 
 
 def test_one_layer_with_too_little_noise(monkeypatch) -> None:
-    whole = gradients.GradientSum.add_noise_
+    whole = buffers.GradientSum.add_noise_
 
     def less(self, stream, stds, shard, shards) -> None:
         whole(self, stream, [stds[0], 0.9 * stds[1], stds[2]], shard, shards)
 
-    monkeypatch.setattr(gradients.GradientSum, "add_noise_", less)
+    monkeypatch.setattr(buffers.GradientSum, "add_noise_", less)
     assert "std of layer 1" in failed(Setup(seed=5))
     assert not {"std of layer 0", "std of layer 2"} & set(failed(Setup(seed=5)))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edpsgd import FirstStepNorms, FixedSizeUsers, PoissonBatches, PoissonUsers, PrivateOptimizer, ShuffledBatches
-from edpsgd.collectives import Local
+from edpsgd.distributed.collectives import Local
 from mia import example_worlds
 from mia.audit import main
 from mia.mechanism import CLIP_NORM, Setup, audit_mechanism

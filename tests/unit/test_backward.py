@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import edpsgd
-from edpsgd.units import UnitGradients
+from edpsgd.per_example import UnitGradients
 from tests.common import needs_bf16, private
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, BertModel, DistilBertConfig, PreTrainedTokenizerFast
 
-from edpsgd.units import UnitGradients
+from edpsgd.per_example import UnitGradients
 from models.bert import BERT, MOST_PIECES, BertInputs
 from tests.small_models import ENCODER, Said, batch, tiny, tiny_configuration
 from tests.unit_loop import check, trained

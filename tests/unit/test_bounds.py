@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edpsgd import bounds, pld
-from edpsgd.accounting import gaussian_epsilon, poisson_epsilon, rdp_epsilon, zcdp_epsilon
-from edpsgd.events import Event, LedgerError
+from edpsgd.accounting import gaussian_epsilon, pld, poisson_epsilon, rdp_epsilon, zcdp_epsilon
+from edpsgd.ledger import guarantee
+from edpsgd.ledger.events import Event, LedgerError
 
 
 def gradients(epoch: int | None = 0, z: float | None = 2.0, steps: int = 10, **more) -> Event:
@@ -25,17 +25,17 @@ def norms(z: float, batching: str = "unvouched") -> Event:
     return Event("layer_norms", None, z, 1, batching)
 
 
-def epsilons(report: bounds.Report) -> dict[str, float]:
+def epsilons(report: guarantee.Report) -> dict[str, float]:
     return {b.method: b.epsilon for b in report.bounds}
 
 
 def test_shuffled() -> None:
     events = [gradients(0, 2.0), gradients(1, 1.0)]
-    bound = bounds.bound(events, 1e-5)
+    bound = guarantee.bound(events, 1e-5)
     assert bound.epsilon == float(bound) == gaussian_epsilon([2.0, 1.0], 1e-5)
     assert (bound.delta, bound.method, bound.conditions) == (1e-5, "exact Gaussian", ())
     assert bound.neighbours == "replace or blank one example"
-    report = bounds.report(events, 1e-5)
+    report = guarantee.report(events, 1e-5)
     assert report.bounds[0] == bound
     assert epsilons(report) == {
         "exact Gaussian": bound.epsilon,
@@ -49,7 +49,7 @@ def test_shuffled() -> None:
 
 def test_unvouched() -> None:
     events = [gradients(0, 2.0, batching="unvouched"), gradients(1, 1.0)]
-    bound, report = bounds.bound(events, 1e-5), bounds.report(events, 1e-5)
+    bound, report = guarantee.bound(events, 1e-5), guarantee.report(events, 1e-5)
     assert bound.epsilon == gaussian_epsilon([2.0, 1.0], 1e-5)
     (condition,) = bound.conditions
     assert "no sampler vouches" in condition
@@ -67,28 +67,28 @@ def test_of_single_examples_it_is_said_that_they_must_be_single() -> None:
     """Nobody but the user knows how many examples a gradient is of."""
     for epoch in (0, None):
         events = [gradients(epoch, 2.0, batching="unvouched")]
-        (condition,) = bounds.bound(events, 1e-5, [{"unit": "example"}]).conditions
+        (condition,) = guarantee.bound(events, 1e-5, [{"unit": "example"}]).conditions
         assert "it holds if every micro-batch held one example, no example was in two" in condition
 
 
 def test_a_ledger_without_steps_says_so() -> None:
-    assert "no step is recorded" in str(bounds.bound([], 1e-5))
+    assert "no step is recorded" in str(guarantee.bound([], 1e-5))
 
 
 def test_without_epochs_every_step_is_a_pass() -> None:
-    bound = bounds.bound([gradients(None, 2.0, batching="unvouched")], 1e-5)
+    bound = guarantee.bound([gradients(None, 2.0, batching="unvouched")], 1e-5)
     assert bound.epsilon == pytest.approx(gaussian_epsilon([2.0] * 10, 1e-5), rel=1e-12)
     (condition,) = bound.conditions
     assert "no example was in two micro-batches of a step and" in condition
 
 
 def test_an_epoch_that_was_run_twice_costs_twice() -> None:
-    assert bounds.bound([gradients(0), gradients(0)], 1e-5).epsilon == gaussian_epsilon([2.0, 2.0], 1e-5)
+    assert guarantee.bound([gradients(0), gradients(0)], 1e-5).epsilon == gaussian_epsilon([2.0, 2.0], 1e-5)
 
 
 def test_poisson() -> None:
     events = [poisson(0, 1.0), poisson(1, 0.8)]
-    bound, report = bounds.bound(events, 1e-5), bounds.report(events, 1e-5)
+    bound, report = guarantee.bound(events, 1e-5), guarantee.report(events, 1e-5)
     assert bound.epsilon == poisson_epsilon([1.0, 0.8], 0.1, 10, 1e-5)
     assert (bound.neighbours, bound.conditions) == ("add or remove one example", ())
     rdp = rdp_epsilon([pld.Steps(1.0, 0.1, 10), pld.Steps(0.8, 0.1, 10)], 1e-5)
@@ -99,33 +99,33 @@ def test_poisson() -> None:
 
 
 def test_poisson_without_epochs_is_the_same() -> None:
-    assert bounds.bound([poisson(None)], 1e-5) == bounds.bound([poisson(0)], 1e-5)
+    assert guarantee.bound([poisson(None)], 1e-5) == guarantee.bound([poisson(0)], 1e-5)
 
 
 def test_measured_scales_are_charged() -> None:
-    bound = bounds.bound([norms(5.0, "shuffled"), gradients(0, 2.0)], 1e-5)
+    bound = guarantee.bound([norms(5.0, "shuffled"), gradients(0, 2.0)], 1e-5)
     assert bound.epsilon == gaussian_epsilon([5.0, 2.0], 1e-5)
     assert bound.conditions == ()
-    sampled = bounds.bound([norms(5.0, "poisson"), poisson()], 1e-5)
+    sampled = guarantee.bound([norms(5.0, "poisson"), poisson()], 1e-5)
     assert sampled.epsilon == pld.Composition().epsilon([pld.Steps(5.0, 1.0, 1), pld.Steps(1.0, 0.1, 10)], 1e-5)
     assert sampled.epsilon > gaussian_epsilon([5.0], 1e-5)
-    assert sampled.epsilon > bounds.bound([poisson()], 1e-5).epsilon
+    assert sampled.epsilon > guarantee.bound([poisson()], 1e-5).epsilon
 
 
 def test_measured_scales_alone() -> None:
-    assert bounds.bound([norms(5.0)], 1e-5).epsilon == gaussian_epsilon([5.0], 1e-5)
+    assert guarantee.bound([norms(5.0)], 1e-5).epsilon == gaussian_epsilon([5.0], 1e-5)
 
 
 def test_measured_scales_on_a_poisson_sample_are_not_amplified() -> None:
     event = Event("layer_norms", None, 5.0, 1, "poisson", 0.01)
     expected = pld.Composition().epsilon([pld.Steps(5.0, 1.0, 1), pld.Steps(1.0, 0.1, 10)], 1e-5)
-    assert bounds.bound([event, poisson()], 1e-5).epsilon == expected
+    assert guarantee.bound([event, poisson()], 1e-5).epsilon == expected
 
 
 @pytest.mark.parametrize("training", [gradients(), poisson()])
 def test_raw_scales_are_a_condition(training) -> None:
-    bound, report = bounds.bound([norms(0.0), training], 1e-5), bounds.report([norms(0.0), training], 1e-5)
-    assert bound.epsilon == bounds.bound([training], 1e-5).epsilon
+    bound, report = guarantee.bound([norms(0.0), training], 1e-5), guarantee.report([norms(0.0), training], 1e-5)
+    assert bound.epsilon == guarantee.bound([training], 1e-5).epsilon
     (condition,) = bound.conditions
     assert "raw first-step norms" in condition
     assert "no noise covers" in str(bound)
@@ -133,71 +133,71 @@ def test_raw_scales_are_a_condition(training) -> None:
 
 
 def test_raw_scales_are_marked_before_the_first_step() -> None:
-    assert "raw first-step norms" in str(bounds.bound([norms(0.0)], 1e-5))
+    assert "raw first-step norms" in str(guarantee.bound([norms(0.0)], 1e-5))
 
 
 def test_seeds_are_conditions() -> None:
-    (condition,) = bounds.bound([gradients()], 1e-5, [{"seeded": True}]).conditions
+    (condition,) = guarantee.bound([gradients()], 1e-5, [{"seeded": True}]).conditions
     assert "the noise comes from a given seed" in condition
     runs = [{"seeded": False}, {"seeded": True, "batches": {"kind": "poisson", "seeded": True}}]
-    noise, batches = bounds.bound([poisson()], 1e-5, runs).conditions
+    noise, batches = guarantee.bound([poisson()], 1e-5, runs).conditions
     assert "the noise comes from a given seed" in noise
     assert "the batches come from a given seed" in batches
-    assert batches in str(bounds.report([poisson()], 1e-5, runs))
+    assert batches in str(guarantee.report([poisson()], 1e-5, runs))
     runs = [{"seeded": False, "batches": {"kind": "shuffled", "seeded": True}}, {"batches": None}, {}]
-    assert bounds.bound([gradients()], 1e-5, runs).conditions == ()
+    assert guarantee.bound([gradients()], 1e-5, runs).conditions == ()
 
 
 def test_all_conditions_are_shown() -> None:
     events = [norms(0.0), gradients(0, batching="unvouched")]
-    bound = bounds.bound(events, 1e-5, [{"seeded": True}])
+    bound = guarantee.bound(events, 1e-5, [{"seeded": True}])
     assert len(bound.conditions) == 3
-    for text in (str(bound), str(bounds.report(events, 1e-5, [{"seeded": True}]))):
+    for text in (str(bound), str(guarantee.report(events, 1e-5, [{"seeded": True}]))):
         assert all(condition in text for condition in bound.conditions)
 
 
 def test_single_examples() -> None:
     """Section 2: z is relative to C, so that replacing an example, which moves the sum by 2C, halves it."""
     runs = [{"unit": "example"}]
-    bound = bounds.bound([gradients(0, 2.0)], 1e-5, runs)
+    bound = guarantee.bound([gradients(0, 2.0)], 1e-5, runs)
     assert (bound.epsilon, bound.neighbours) == (gaussian_epsilon([2.0], 1e-5), "blank one example")
     replaced = [
-        b for b in bounds.report([gradients(0, 2.0)], 1e-5, runs).bounds if b.neighbours == "replace one example"
+        b for b in guarantee.report([gradients(0, 2.0)], 1e-5, runs).bounds if b.neighbours == "replace one example"
     ]
     assert [b.epsilon for b in replaced] == [gaussian_epsilon([1.0], 1e-5)]
-    assert bounds.bound([poisson()], 1e-5, runs).neighbours == "add or remove one example"
+    assert guarantee.bound([poisson()], 1e-5, runs).neighbours == "add or remove one example"
 
 
 @pytest.mark.parametrize("other", [gradients(1), gradients(1, batching="unvouched"), gradients(None)])
 def test_mixtures_are_refused(other) -> None:
-    for function in (bounds.bound, bounds.report):
+    for function in (guarantee.bound, guarantee.report):
         with pytest.raises(LedgerError, match="different neighbours"):
             function([poisson(), other], 1e-5)
 
 
 def test_unknown_batching_is_refused() -> None:
     with pytest.raises(LedgerError, match="cannot be accounted for: bootstrap"):
-        bounds.bound([gradients(batching="bootstrap")], 1e-5)
+        guarantee.bound([gradients(batching="bootstrap")], 1e-5)
 
 
 def test_nothing_costs_nothing() -> None:
     for events in ([], [gradients(0, None, 0)], [gradients(0, 1.0, 0)]):
-        assert bounds.bound(events, 1e-5).epsilon == 0.0
-        assert {b.epsilon for b in bounds.report(events, 1e-5).bounds} == {0.0}
-    assert "ε = 0 " in str(bounds.bound([], 1e-5))
+        assert guarantee.bound(events, 1e-5).epsilon == 0.0
+        assert {b.epsilon for b in guarantee.report(events, 1e-5).bounds} == {0.0}
+    assert "ε = 0 " in str(guarantee.bound([], 1e-5))
 
 
 @pytest.mark.parametrize("events", [[gradients(0, 0.0)], [gradients(), gradients(1, 0.0)], [poisson(0, 0.0)]])
 def test_without_noise_it_is_infinite(events) -> None:
-    assert bounds.bound(events, 1e-5).epsilon == math.inf
-    assert {b.epsilon for b in bounds.report(events, 1e-5).bounds} == {math.inf}
-    assert "ε = inf at" in str(bounds.bound(events, 1e-5))
+    assert guarantee.bound(events, 1e-5).epsilon == math.inf
+    assert {b.epsilon for b in guarantee.report(events, 1e-5).bounds} == {math.inf}
+    assert "ε = inf at" in str(guarantee.bound(events, 1e-5))
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan, True, "1e-5"])
 @pytest.mark.parametrize("events", [[], [gradients()], [poisson()], [norms(5.0), poisson()]])
 def test_bounds_check_delta(events, delta) -> None:
-    for function in (bounds.bound, bounds.report):
+    for function in (guarantee.bound, guarantee.report):
         with pytest.raises(ValueError, match="delta"):
             function(events, delta)
 
@@ -207,7 +207,7 @@ def test_bounds_check_delta(events, delta) -> None:
     st.one_of(st.floats(1e-12, 1e15), st.floats(0.0, allow_nan=False), st.integers(1, 10**7).map(lambda n: n / 1000))
 )
 def test_a_printed_epsilon_is_not_below_the_computed_one(epsilon) -> None:
-    printed = float(bounds.format_epsilon(epsilon))
+    printed = float(guarantee.format_epsilon(epsilon))
     assert printed >= epsilon
     if 1e-300 < epsilon < 1e300:
         assert printed <= epsilon * (1 + 1.1e-3)
@@ -218,4 +218,4 @@ def test_a_printed_epsilon_is_not_below_the_computed_one(epsilon) -> None:
     [(0.0, "0"), (math.inf, "inf"), (2.0, "2.000"), (2.00001, "2.001"), (0.0123456, "0.01235"), (76.8068, "76.81")],
 )
 def test_four_digits_rounded_up(epsilon, printed) -> None:
-    assert bounds.format_epsilon(epsilon) == printed
+    assert guarantee.format_epsilon(epsilon) == printed

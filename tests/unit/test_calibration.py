@@ -12,9 +12,9 @@ from scipy.stats import norm
 
 from edpsgd import ExponentialDecay, LinearDecay, accounting
 from edpsgd.accounting import calibrate
-from edpsgd.bounds import Bound, report
-from edpsgd.events import Event
-from edpsgd.noise import Decay
+from edpsgd.ledger.events import Event
+from edpsgd.ledger.guarantee import Bound, report
+from edpsgd.schedules import Decay
 
 DECAYS = [None, LinearDecay(0.2), ExponentialDecay(0.1)]
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import edpsgd
-from edpsgd.clipping import ClipCounter, layer_norms
+from edpsgd.mechanism.clipping import ClipCounter
+from edpsgd.tensors import layer_norms
 from tests.common import Bag, private, quiet
 
 NAN, INF = float("nan"), float("inf")

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from edpsgd.collectives import Local, horovod_broadcast_root, resolve
+from edpsgd.distributed.collectives import Local
+from edpsgd.distributed.horovod import horovod_broadcast_root
+from edpsgd.distributed.launchers import resolve
 
 LAUNCHERS = (
     "HOROVOD_RANK",

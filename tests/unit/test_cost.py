@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edpsgd import clipping
+from edpsgd.mechanism import clipping
 from tests.common import Bag, Spy, private, quiet, set_gradients
 
 WAITS = (

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from edpsgd import noise
+from edpsgd import tensors
+from edpsgd.mechanism import noise
 from tests.common import Bag, assert_same, assert_std, layers_of, private, quiet
 
 
@@ -88,9 +89,9 @@ class Moves(TorchFunctionMode):
 def test_what_comes_to_the_cpu_is_waited_for() -> None:
     """Else factors and norms of a model on two devices would be read before they are there."""
     with Moves() as moves:
-        noise.moved(torch.ones(1), torch.device("meta"))
+        tensors.moved(torch.ones(1), torch.device("meta"))
         assert moves.hasty.pop() == torch.device("meta")
-        noise.moved(torch.ones(1), torch.device("cpu"))
+        tensors.moved(torch.ones(1), torch.device("cpu"))
         model = Bag()
         optimizer = private(model)
         model.p0.grad = torch.ones_like(model.p0)

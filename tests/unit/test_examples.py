@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edpsgd.collectives import resolve
+from edpsgd.distributed.launchers import resolve
 from models.bert import BERT
 from models.clc import CLC
 from models.heads import IntentSlotModel, Prediction

@@ -17,7 +17,7 @@ from torch import nn
 
 import edpsgd
 from edpsgd import ClippedDenominator, FedAvg, FedSGD, FixedDenominator, FixedSizeUsers, PoissonUsers, card
-from edpsgd.federated import as_if
+from edpsgd.planning import as_if
 from tests.common import SIGNIFICANCE, Spy
 from tests.federation import Point, points_of, pushed, reference_round, towards, training
 

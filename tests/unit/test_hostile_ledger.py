@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from edpsgd import Ledger, LedgerError, cli
-from edpsgd.events import Event
 from edpsgd.ledger import BLOCK
-from edpsgd.ledger_file import _chain
+from edpsgd.ledger.events import Event
+from edpsgd.ledger.file import _chain
 from tests.common import Bag, private
 
 

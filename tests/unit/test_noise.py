@@ -10,8 +10,9 @@ import pytest
 import torch
 from scipy.stats import kstest, norm
 
-from edpsgd.clipping import given_scales, measured_scales
-from edpsgd.noise import ExponentialDecay, GaussianSource, GaussianStream, LinearDecay, parse_decay
+from edpsgd.mechanism.layer_scales import given_scales, measured_scales
+from edpsgd.mechanism.noise import GaussianSource, GaussianStream
+from edpsgd.schedules import ExponentialDecay, LinearDecay, parse_decay
 from tests.common import FRESH, assert_std, assert_uncorrelated
 
 

@@ -10,8 +10,8 @@ from dp_accounting import pld
 from scipy.special import log_ndtr
 
 import edpsgd
-from edpsgd.bounds import format_epsilon
-from edpsgd.collectives import Local
+from edpsgd.distributed.collectives import Local
+from edpsgd.ledger.guarantee import format_epsilon
 from tasks.planning import layer_scaling, make_batches, make_plan
 from tasks.train import train
 from tests.jobs import here, run, tiny

@@ -11,8 +11,9 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
 from scipy import fft, integrate, optimize, special
 
-from edpsgd import accounting, losses, moments, pld
-from edpsgd.pld import Composition, Steps
+from edpsgd import accounting
+from edpsgd.accounting import loss_cumulants, loss_grid, pld
+from edpsgd.accounting.pld import Composition, Steps
 
 THREE_DIGITS = 5e-4  # relative
 # Found by a random search: few steps of rare examples, where a loss distribution has hardly any middle.
@@ -217,7 +218,7 @@ def test_the_bound_on_rounding_errors_holds(monkeypatch, steps, delta) -> None:
         tilted = fft.irfft(whole, grid.size)
         precise = fft.irfft(_composed_precisely(steps, grid), grid.size)
         assert precise.dtype == np.longdouble
-        added = moments.rounding_error(grid.size) * (
+        added = loss_cumulants.rounding_error(grid.size) * (
             np.linalg.norm(counts) * np.abs(whole).mean() + np.linalg.norm(tilted)
         )
         error = np.abs(tilted - precise).max()
@@ -225,10 +226,10 @@ def test_the_bound_on_rounding_errors_holds(monkeypatch, steps, delta) -> None:
         assert 0 < error < added
 
 
-def _composed_precisely(steps: Sequence[Steps], grid: losses.Grid) -> np.ndarray:
+def _composed_precisely(steps: Sequence[Steps], grid: loss_grid.Grid) -> np.ndarray:
     whole = np.ones(1, dtype=np.clongdouble)
     for s in steps:
-        mass = losses.round_losses(s.noise_multiplier, s.sampling_rate, grid)
+        mass = loss_grid.round_losses(s.noise_multiplier, s.sampling_rate, grid)
         exponents = grid.tilt * grid.spacing * mass.points
         tilted = mass.probabilities * np.exp(exponents - mass.moment(grid.tilt, grid.spacing))
         dense = np.zeros(grid.size, dtype=np.longdouble)
@@ -300,11 +301,11 @@ def test_rare_examples_cost_less_than_delta() -> None:
 def test_special_functions_invert_each_other() -> None:
     for z, q in itertools.product([0.3, 1.0, 5.0], [1e-5, 0.1, 0.999, 1.0]):
         x = np.linspace(-5 * z, 1 + 5 * z, 101)
-        loss = losses.loss_of(x, z, q)
+        loss = loss_grid.loss_of(x, z, q)
         mixed = (1 - q) * np.exp(-0.5 * (x / z) ** 2) + q * np.exp(-0.5 * ((x - 1) / z) ** 2)
         assert loss == pytest.approx(np.log(mixed) + 0.5 * (x / z) ** 2, rel=1e-6, abs=1e-10)
         kept = loss > np.log1p(-q) * 0.99 if q < 1 else np.full(len(x), True)
-        assert losses.output_of(loss, z, q)[kept] == pytest.approx(x[kept], rel=1e-5, abs=1e-5)
+        assert loss_grid.output_of(loss, z, q)[kept] == pytest.approx(x[kept], rel=1e-5, abs=1e-5)
     edges = np.array([-40.0, -8.0, -1.0, 0.0, 1.0, 8.0, 9.0, 40.0])
-    assert losses.between(edges) == pytest.approx(np.diff(special.ndtr(edges)), abs=1e-16)
-    assert losses.between(edges)[-1] == pytest.approx(special.ndtr(-9.0), rel=1e-12)
+    assert loss_grid.between(edges) == pytest.approx(np.diff(special.ndtr(edges)), abs=1e-16)
+    assert loss_grid.between(edges)[-1] == pytest.approx(special.ndtr(-9.0), rel=1e-12)

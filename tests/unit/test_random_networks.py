@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edpsgd.units import UnitGradients, recurrent
-from edpsgd.units.batch import Batch
-from edpsgd.units.graph import shapes
-from edpsgd.units.rules import allows
+from edpsgd.per_example import UnitGradients, recurrent
+from edpsgd.per_example.backward_pass import Batch
+from edpsgd.per_example.graph import shapes
+from edpsgd.per_example.rules import allows
 from tests import fuzz
 from tests.networks.batches import HUGE, make_batch
 from tests.networks.ends import BEGINS, LOSSES

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import edpsgd
-from edpsgd import FedAvg, FedSGD, PoissonBatches, PoissonUsers, ShuffledBatches, bounds
-from edpsgd.data_order import order_digest
-from edpsgd.events import Event
+from edpsgd import FedAvg, FedSGD, PoissonBatches, PoissonUsers, ShuffledBatches
+from edpsgd.ledger import guarantee
+from edpsgd.ledger.events import Event
+from edpsgd.sampling.data_order import order_digest
 from tests.common import Bag, assert_std, layers_of, private, set_gradients
 from tests.federation import Point, pushed, training
 from tests.threads import run_workers
@@ -110,7 +111,7 @@ def test_ledgers_in_which_slots_followed_the_index_say_so(run, neighbours) -> No
     run = {"unit": "micro_batch", **run}
     run["batches"] = {"kind": "poisson", "seeded": False, "order_compared": True, **run["batches"]}
     event = Event("gradients", 0, 1.0, 3, "poisson", 0.1)
-    assert bounds.bound([event], DELTA, [run]).neighbours == neighbours
+    assert guarantee.bound([event], DELTA, [run]).neighbours == neighbours
 
 
 # -------------------------------------------------------------------- workers that change
@@ -418,7 +419,9 @@ def test_digests_do_not_depend_on_the_process() -> None:
     """Hashes of strings, and so the order of sets, differ between processes; places of objects too."""
     kinds = [f"kind {i}" for i in range(20)]
     items = f"[frozenset({kinds}), {{'x': set({kinds}), 'y': None}}, b'z', 1.5]"
-    code = f"from edpsgd.data_order import order_digest; print(order_digest({items}).hex(), list(set({kinds})))"
+    code = (
+        f"from edpsgd.sampling.data_order import order_digest; print(order_digest({items}).hex(), list(set({kinds})))"
+    )
 
     def ask(seed: str) -> tuple[str, str]:
         done = subprocess.run(

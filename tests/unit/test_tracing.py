@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from edpsgd.units import UnitGradients
-from edpsgd.units.graph import Graph, shapes
-from edpsgd.units.meanings import MEANINGS, arguments
-from edpsgd.units.owners import NOBODY, SHARED, merged, merged_along, reshaped, scattered
-from edpsgd.units.tracing import Trace
+from edpsgd.per_example import UnitGradients
+from edpsgd.per_example.attribution import Trace
+from edpsgd.per_example.graph import Graph, shapes
+from edpsgd.per_example.operations import MEANINGS, arguments
+from edpsgd.per_example.owners import NOBODY, SHARED, merged, merged_along, reshaped, scattered
 from tests.networks.network import Network, make_plan
 from tests.unit_loop import Fast, check, trained
 

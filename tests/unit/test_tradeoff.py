@@ -34,7 +34,7 @@ from benchmarks.tradeoff import (
 )
 from benchmarks.tradeoff import figures as figures_of
 from benchmarks.tradeoff_page import page
-from edpsgd.noise import parse_decay
+from edpsgd.schedules import parse_decay
 from mia.metrics import Estimate
 from tasks.config import Config, parse
 

@@ -129,7 +129,7 @@ def test_the_weights_are_those_that_were_tested(tmp_path, model) -> None:
     assert outcome.metrics["ser"] < 200  # something was learned, and not by every utterance alike
     parts, corpus = runs.load(outcome.folder), Corpus(utterances(120, seed=0))
     test = Examples(corpus, split(corpus).test, parts.inputs.table(corpus.words), parts.labels)
-    local = edpsgd.collectives.Local()
+    local = edpsgd.distributed.collectives.Local()
     assert evaluate(parts.model, test, parts.labels, local, torch.device("cpu")) == outcome.metrics
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edpsgd.units import UnitGradients, rules
+from edpsgd.per_example import UnitGradients, rules
 from tests.common import private
 from tests.unit_loop import trained
 

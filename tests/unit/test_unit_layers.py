@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from edpsgd.units import UnitGradients, rules
+from edpsgd.per_example import UnitGradients, rules
 from tests.common import private
 from tests.unit_loop import Fast, check, trained
 

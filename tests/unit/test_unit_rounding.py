@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from edpsgd.clipping import flat_factor, layer_norms, norm_contribution, per_layer_factors
-from edpsgd.units import UnitGradients
-from edpsgd.units.rows import Rows
-from edpsgd.units.sums import LayerGradients, Products
+from edpsgd.mechanism.clipping import flat_factor, per_layer_factors
+from edpsgd.mechanism.layer_scales import norm_contribution
+from edpsgd.per_example import UnitGradients
+from edpsgd.per_example.ghost import LayerGradients, Products
+from edpsgd.per_example.layout import Rows
+from edpsgd.tensors import layer_norms
 from tests.common import Bag, private
 
 WORDS, WIDTH, LENGTH = 500, 128, 16

@@ -10,10 +10,10 @@ from torch import nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from edpsgd.units import UnitGradients
-from edpsgd.units import recurrent as recurrent_rule
-from edpsgd.units import sums as unit_sums
-from edpsgd.units.graph import Graph, saved
+from edpsgd.per_example import UnitGradients
+from edpsgd.per_example import ghost as unit_sums
+from edpsgd.per_example import recurrent as recurrent_rule
+from edpsgd.per_example.graph import Graph, saved
 from tests.unit_loop import Fast, check, trained
 
 WIDTH = 5

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from edpsgd.units import UnitGradients
-from edpsgd.units import rules as unit_rules
-from edpsgd.units.sums import rounding
+from edpsgd.per_example import UnitGradients
+from edpsgd.per_example import rules as unit_rules
+from edpsgd.per_example.ghost import rounding
 from tests import small_models
 from tests.small_models import Said
 from tests.unit_loop import Fast, check, trained
@@ -257,7 +257,7 @@ def test_one_wrong_example_of_many_is_found_out(monkeypatch: pytest.MonkeyPatch)
 def test_workers_share_the_checks(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All wait for the one that checks, so that each does so more seldom if there are many."""
     asked: list[int] = []
-    monkeypatch.setattr("edpsgd.units.engine.secrets.randbelow", lambda most: asked.append(most) or 1)
+    monkeypatch.setattr("edpsgd.per_example.engine.secrets.randbelow", lambda most: asked.append(most) or 1)
     model = nn.Linear(3, 1)
     engine = UnitGradients(trained(model), workers)
     for _ in range(3):
@@ -406,7 +406,7 @@ def test_rows_that_are_written_to_other_places_are_noticed(monkeypatch) -> None:
                 back[place] = y[row]
             return self.out(back).squeeze(1)
 
-    monkeypatch.setattr("edpsgd.units.engine.secrets.randbelow", lambda _: 1)  # no check at random
+    monkeypatch.setattr("edpsgd.per_example.engine.secrets.randbelow", lambda _: 1)  # no check at random
     torch.manual_seed(0)
     model = Sorted()
     engine = UnitGradients(trained(model))

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import edpsgd
-from edpsgd.units import UnitGradients, WrongGradients
-from edpsgd.units import rules as unit_rules
+from edpsgd.per_example import UnitGradients, WrongGradients
+from edpsgd.per_example import rules as unit_rules
 from tests.threads import ThreadWorker, run_workers
 from tests.unit_loop import check, trained
 
@@ -75,8 +75,8 @@ def test_every_batch_is_compared_before_it_is_released(monkeypatch: pytest.Monke
 
 def test_a_wrong_sum_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms are right; what is added up is not."""
-    monkeypatch.setattr("edpsgd.units.engine._mixing", lambda norms, chosen: torch.zeros(len(norms)))
-    engine_sums = "edpsgd.units.sums.LayerGradients.add_weighted_"
+    monkeypatch.setattr("edpsgd.per_example.engine._mixing", lambda norms, chosen: torch.zeros(len(norms)))
+    engine_sums = "edpsgd.per_example.ghost.LayerGradients.add_weighted_"
 
     def halved(self: object, total: torch.Tensor, factors: torch.Tensor) -> None:
         total += 0.5 * factors.sum()
@@ -111,7 +111,7 @@ def test_a_failed_comparison_stops_all_workers_in_the_same_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Worker 1 finds it; worker 0 keeps the ledger, and says from then on that ε does not hold."""
-    monkeypatch.setattr("edpsgd.units.engine.secrets.randbelow", lambda _: 1)  # none at random
+    monkeypatch.setattr("edpsgd.per_example.engine.secrets.randbelow", lambda _: 1)  # none at random
 
     def train(collective: ThreadWorker) -> tuple[list[str], list[int], str]:
         torch.manual_seed(0)

@@ -1,0 +1,109 @@
+"""Rényi divergences of sampled Gaussian steps, by dp-accounting, and the ε that follows from their sum.
+
+Whatever is not a number counts as infinite, and rounding errors are added on top: a bound is wrong upwards only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import dp_accounting
+import numpy as np
+from dp_accounting import rdp
+
+from edpsgd.accounting.loss_grid import Array
+from edpsgd.accounting.pld import LEAST_NOISE, MOST_NOISE, Steps
+
+Orders = tuple[float, ...]
+ORDERS: Orders = (
+    *(1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5),
+    *range(5, 33),
+    *(40, 48, 64, 96, 128, 256),
+)
+_ERROR = 1e-12  # of the divergence of one step: a smaller one may be computed as 0, or below
+_ALL_UNITS = 10**12  # of which a round of a fixed size takes a share
+
+
+def renyi_epsilon(steps: Sequence[Steps], delta: float, divergences: Callable[[float, float], Array]) -> float:
+    """ε of steps whose divergences at all orders are ``divergences(noise_multiplier, rate)``.
+
+    dp-accounting's conversion takes a divergence near 0 at its word, and one below 0 for perfect
+    privacy, hence the error on top.
+    """
+    taken = [s for s in steps if s.number]
+    if not taken:
+        return 0.0
+    total = _summed(taken, lambda z, rate: np.maximum(divergences(z, rate), 0.0) + _ERROR)
+    return float(rdp.compute_epsilon(ORDERS, total, delta)[0])
+
+
+def moments_epsilon(steps: Sequence[Steps], delta: float, max_order: int) -> float:
+    """The least over λ = 1…max_order of (α(λ) + ln(1/δ))/λ (McMahan et al. 2018)."""
+    moments = np.arange(1, max_order + 1)
+    orders = tuple(float(order) for order in moments + 1)  # α(λ) is λ times the divergence of order λ + 1
+    total = _summed([s for s in steps if s.number], lambda z, q: poisson_divergences(z, q, orders))
+    return float(np.min(total - math.log(delta) / moments))
+
+
+def _summed(steps: Sequence[Steps], divergences: Callable[[float, float], Array]) -> Array:
+    """The divergences of all steps together; they are never negative."""
+    total: Array = np.zeros(1)
+    for s in steps:
+        of_one = divergences(float(s.noise_multiplier), float(s.sampling_rate))
+        total = total + s.number * np.maximum(of_one, 0.0)
+    return np.where(np.isnan(total), math.inf, total)
+
+
+def poisson_divergences(noise_multiplier: float, rate: float, orders: Orders = ORDERS) -> Array:
+    """Of one step that every example joins with probability ``rate``."""
+    if noise_multiplier < LEAST_NOISE:
+        return _unsampled(noise_multiplier, orders)
+    return np.array(_poisson(min(noise_multiplier, MOST_NOISE), rate, orders))
+
+
+def fixed_size_divergences(noise_multiplier: float, rate: float) -> Array:
+    """Of one round of a share ``rate`` of all units, drawn without replacement, for replacing one."""
+    if noise_multiplier < LEAST_NOISE:
+        return _unsampled(noise_multiplier, ORDERS)
+    return np.array(_fixed_size(min(noise_multiplier, MOST_NOISE), rate))
+
+
+def _unsampled(noise_multiplier: float, orders: Orders) -> Array:
+    """As if everyone were in the step: an upper bound that exists for any noise."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.asarray(np.array(orders) / 2 / noise_multiplier / noise_multiplier)
+
+
+@lru_cache(maxsize=256)
+def _poisson(noise_multiplier: float, rate: float, orders: Orders) -> Orders:
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    accountant = rdp.RdpAccountant(orders)
+    with _without_warnings():
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, event))
+    return tuple(float(value) for value in accountant.rdp)
+
+
+@lru_cache(maxsize=256)
+def _fixed_size(noise_multiplier: float, rate: float) -> Orders:
+    drawn = min(_ALL_UNITS, math.ceil(rate * _ALL_UNITS))
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    accountant = rdp.RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    with _without_warnings():
+        accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(_ALL_UNITS, drawn, event))
+    return tuple(float(value) for value in accountant.rdp)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Of orders that dp-accounting leaves out: they are infinite."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

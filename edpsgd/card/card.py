@@ -1,0 +1,263 @@
+"""The privacy card: what a training run released, in plain words and as JSON, from its ledger alone.
+
+Section numbers are those of privacy.md. A card holds settings and numbers, never text of the data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from edpsgd import escaping, files
+from edpsgd._version import VERSION
+from edpsgd.card import markdown
+from edpsgd.card.describe import facts, is_raw
+from edpsgd.ledger.events import Event
+from edpsgd.ledger.guarantee import Bound
+from edpsgd.ledger.ledger import Ledger
+
+NAME = "privacy_card"
+_LONGEST_NAME = 80
+_LONGEST_STATEMENT = 200
+_MEANING = {
+    "add or remove one example": "Two data sets are neighbours if one has one example more than the other: it was "
+    "added or removed.",
+    "blank one example, its index stays": "Two data sets are neighbours if one example of the first is blank in the "
+    "second, where it keeps its place and contributes nothing. To remove one, so that others move up, is not covered.",
+    "replace or blank one example": "Two data sets are neighbours if they have the same size and differ in one "
+    "example: it is replaced by any other, or blanked, so that it contributes nothing.",
+    "add or remove one user": "Two data sets are neighbours if one has one user more than the other, with all that "
+    "belongs to this user.",
+    "replace one user": "Two data sets are neighbours if they have the same number of users and differ in one of them: "
+    "all that belongs to this user is replaced by anything else.",
+    "blank one example": "Two data sets are neighbours if they have the same size and one example of the first is "
+    "blank in the second: it contributes nothing. To replace one is a larger change, with its own line in the table.",
+}
+_ALWAYS_OPEN = (
+    "other training runs on the same data: tuning, the choice of hyper-parameters, early stopping",
+    "vocabulary and label sets, if they were read from private text",
+    "training loss, clip fraction and discard counts, if anybody but the trainer sees the logs",
+    "buffers that move in the forward pass, such as BatchNorm statistics (edpsgd.check_model refuses them)",
+)
+_RAW = "the layer scales: raw norms of the first private gradients, released without noise"
+_SEEDED = "anybody who knows the seed of the noise: to them the noise is no protection"
+_SEEDED_DRAWS = "anybody who knows the seed of the random draws: to them the sampling is no protection"
+_METRICS = "the metrics in this card, as far as they were measured on private data"
+_OWN = (_RAW, _SEEDED, _SEEDED_DRAWS, _METRICS, *_ALWAYS_OPEN)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A privacy card; all fields are JSON-ready. Make it with ``make`` or ``write``.
+
+    Attributes:
+        epsilon: the ε to publish; the string "inf" if it is infinite.
+        delta: its δ.
+        method: how it was computed.
+        neighbours: what may differ between two data sets that cannot be told apart.
+        unit: the unit of privacy and its neighbours, in plain words.
+        conditions: what ε depends on that nobody has checked.
+        bounds: ε by all methods, the one to publish first.
+        facts: sampling, noise, clipping, layer scales and trust, in plain words.
+        schedule: the noise multipliers that were accounted, equal ones in a row taken together.
+        epochs: how many different epochs there were.
+        steps: steps of training, over all epochs.
+        runs: how many runs wrote the ledger.
+        settings: those of the last run.
+        differences: settings that were not the same in all runs, with their values in the order of the runs.
+        not_covered: what ε says nothing about, what the caller added first.
+        metrics: what the caller added.
+        versions: of the software that made the card.
+    """
+
+    epsilon: float | str
+    delta: float
+    method: str
+    neighbours: str
+    unit: str
+    conditions: list[str]
+    bounds: list[dict[str, Any]]
+    facts: dict[str, str]
+    schedule: list[dict[str, Any]]
+    epochs: int
+    steps: int
+    runs: int
+    settings: dict[str, Any]
+    differences: dict[str, list[Any]]
+    not_covered: list[str]
+    metrics: dict[str, Any]
+    versions: dict[str, str]
+
+    def json(self) -> str:
+        """The card as one JSON object."""
+        return escaping.json_text(asdict(self), indent=2)
+
+    def markdown(self) -> str:
+        """The card as a page to read."""
+        return markdown.page(self)
+
+
+def make(
+    ledger: Ledger, delta: float, metrics: Mapping[str, float] | None = None, not_covered: Sequence[str] = ()
+) -> Card:
+    """The card of a ledger.
+
+    Args:
+        ledger: of the run, with all runs that it continues.
+        delta: the δ to find ε for.
+        metrics: names and numbers to show, such as accuracies; the noise does not cover them.
+        not_covered: what else the training job knows that ε says nothing about, such as "the word list: read from the
+            training set". Never text of the data itself.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.open_epoch(0)
+        >>> ledger.charge(1.0)
+        >>> print(make(ledger, delta=1e-5).markdown().splitlines()[2])
+        **ε = 4.378 at δ = 1e-05** (exact Gaussian; replace or blank one example)
+    """
+    numbers, statements = _checked_metrics(metrics or {}), _checked_statements(not_covered)
+    bounds = ledger.report(delta).bounds
+    bound, run = bounds[0], dict(ledger.runs[-1]) if ledger.runs else {}
+    runs = _settled(ledger.runs)
+    released = [e for e in ledger.events if e.steps and e.noise_multiplier is not None]
+    gradients = [e for e in released if e.kind == "gradients"]
+    fields = {
+        "epsilon": bound.epsilon,
+        "delta": float(delta),
+        "method": bound.method,
+        "neighbours": bound.neighbours,
+        "unit": f"{_unit(run)} {_MEANING.get(bound.neighbours, bound.neighbours)}",
+        "conditions": list(bound.conditions),
+        "bounds": [_bound_entry(b) for b in bounds],
+        "facts": facts(run, released),
+        "schedule": _schedule(released),
+        "epochs": len({e.epoch for e in gradients if e.epoch is not None}),
+        "steps": sum(e.steps for e in gradients),
+        "runs": len(runs),
+        "settings": {key: value for key, value in run.items() if key != "id"},
+        "differences": _differences(runs),
+        "not_covered": list(dict.fromkeys([*statements, *_not_covered(ledger.runs, released, bool(numbers))])),
+        "metrics": numbers,
+        "versions": _versions(),
+    }
+    return Card(**{name: escaping.json_ready(value) for name, value in fields.items()})
+
+
+def write(
+    folder: str | os.PathLike[str],
+    ledger: Ledger,
+    delta: float,
+    metrics: Mapping[str, float] | None = None,
+    not_covered: Sequence[str] = (),
+) -> Card:
+    """Writes privacy_card.md and privacy_card.json into a folder, which is made if need be; each replaces the old one.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> card = write(folder, Ledger(), delta=1e-5, metrics={"accuracy": 0.9})
+        >>> sorted(os.listdir(folder))
+        ['privacy_card.json', 'privacy_card.md']
+    """
+    card = make(ledger, delta, metrics, not_covered)
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.write_text(Path(folder, f"{NAME}.md"), card.markdown())
+    files.write_text(Path(folder, f"{NAME}.json"), card.json() + "\n")
+    return card
+
+
+def stated(data: Mapping[str, Any]) -> list[str]:
+    """What the training job added to ``not_covered``, from the JSON of its card.
+
+    Example:
+        >>> stated(json.loads(make(Ledger(), 1e-5, not_covered=["the word list: read from the training set"]).json()))
+        ['the word list: read from the training set']
+    """
+    return [text for text in _checked_statements(data["not_covered"]) if text not in _OWN]
+
+
+def _not_covered(runs: Sequence[Mapping[str, Any]], released: Sequence[Event], has_metrics: bool) -> list[str]:
+    sampled = [run["batches"] for run in runs if (run.get("batches") or {}).get("kind") in ("poisson", "fixed_size")]
+    raw = any(e.kind == "layer_norms" and e.noise_multiplier == 0 for e in released)
+    applies = {
+        _RAW: raw or any(is_raw(run.get("layer_scaling")) for run in runs),
+        _SEEDED: any(run.get("seeded") for run in runs),
+        _SEEDED_DRAWS: any(batches.get("seeded") for batches in sampled),
+        _METRICS: has_metrics,
+    }
+    return [*(text for text, does in applies.items() if does), *_ALWAYS_OPEN]
+
+
+def _unit(run: Mapping[str, Any]) -> str:
+    if run.get("unit") == "user":
+        return "One user: all examples of one person, however many."
+    return "One example, in language data one utterance."
+
+
+def _settled(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without what was written down of a run before something was added to it, and nothing else changed."""
+    return [one for one, then in itertools.pairwise([*runs, {}]) if not _is_completed(one, then)]
+
+
+def _is_completed(one: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    is_same_run = then.get("id") == f"{one.get('id')}, changed"
+    return is_same_run and all(then.get(name) == value for name, value in one.items() if name != "id")
+
+
+def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for run in runs for name in run if name != "id")
+    values = {name: [run.get(name) for run in runs] for name in names}
+    return {name: seen for name, seen in values.items() if any(value != seen[0] for value in seen)}
+
+
+def _versions() -> dict[str, str]:
+    installed = {name: metadata.version(name) for name in ("torch", "dp-accounting")}
+    return {"edpsgd": VERSION, **installed, "python": platform.python_version()}
+
+
+def _bound_entry(bound: Bound) -> dict[str, Any]:
+    return {"epsilon": bound.epsilon, "method": bound.method, "neighbours": bound.neighbours}
+
+
+def _schedule(released: Sequence[Event]) -> list[dict[str, Any]]:
+    """Events in order; those in a row that differ in their epochs only are one entry."""
+    rows: list[dict[str, Any]] = []
+    for event in released:
+        same = {key: getattr(event, key) for key in ("kind", "noise_multiplier", "batching", "sampling_rate")}
+        told = rows and None not in (event.epoch, rows[-1]["last_epoch"])
+        if not (told and all(rows[-1][key] == same[key] for key in same)):
+            rows.append({**same, "first_epoch": event.epoch, "last_epoch": event.epoch, "passes": 0, "steps": 0})
+        rows[-1]["last_epoch"] = event.epoch
+        rows[-1]["passes"] += event.steps if event.epoch is None else 1
+        rows[-1]["steps"] += event.steps
+    return rows
+
+
+def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
+            raise ValueError(f"metrics must have names of 1 to {_LONGEST_NAME} printable characters, got {name!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"metrics[{name!r}] must be an int or float, got {type(value).__name__}")
+    return dict(metrics)
+
+
+def _checked_statements(statements: Sequence[str]) -> list[str]:
+    """Errors do not repeat the text, which may be private by mistake."""
+    if isinstance(statements, str) or not isinstance(statements, Sequence):
+        raise ValueError(f"not_covered must be a list of statements, got {type(statements).__name__}")
+    for index, text in enumerate(statements):
+        if not (isinstance(text, str) and text.isprintable() and text.strip() and len(text) <= _LONGEST_STATEMENT):
+            found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+            raise ValueError(
+                f"not_covered[{index}] must be 1 to {_LONGEST_STATEMENT} printable characters without line breaks, "
+                f"got {found}"
+            )
+    return list(statements)

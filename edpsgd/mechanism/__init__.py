@@ -1,0 +1,4 @@
+"""The mechanism of a step: settings, sensitivity, clipping, layer scales, noise, and the sum that they make.
+
+Nothing here knows of ledgers, ε, samplers or other workers.
+"""

@@ -1,0 +1,5 @@
+"""Gradients of single examples, or of groups of them, in one backward pass; README.md says how."""
+
+from edpsgd.per_example.engine import UnitGradients, WrongGradients
+
+__all__ = ["UnitGradients", "WrongGradients"]

@@ -1,0 +1,20 @@
+"""Samplers of examples and of users: what they draw is what the ledger says, and the accountant relies on."""
+
+from edpsgd.sampling.base import Batches
+from edpsgd.sampling.collate import Collate
+from edpsgd.sampling.denominators import ClippedDenominator, FixedDenominator
+from edpsgd.sampling.poisson import PoissonBatches
+from edpsgd.sampling.shuffled import ShuffledBatches
+from edpsgd.sampling.users import FixedSizeUsers, PoissonUsers, Users
+
+__all__ = [
+    "Batches",
+    "ClippedDenominator",
+    "Collate",
+    "FixedDenominator",
+    "FixedSizeUsers",
+    "PoissonBatches",
+    "PoissonUsers",
+    "ShuffledBatches",
+    "Users",
+]
