@@ -38,6 +38,7 @@ SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a wor
 FEW = ((14, 8),)  # of the reduced version
 PEERS_UP_TO = 32  # examples: a gradient for each of 128 does not fit into this machine
 OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "verified", "loop")
+VERIFIED_UP_TO = 32  # examples: in larger batches it costs as much more, and takes long to measure
 SIZES = {"bert": Sizes(30522, 10, 20), "clc": Sizes(5000, 10, 20)}
 LETTERS = 8  # of a word
 WARM_UP, SLOW_ROUNDS, TIMED_STEPS = 8, 3, 6  # the gradients of the first steps are compared with autograd
@@ -94,6 +95,13 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
             setattr(owner, name, original)
 
 
+def contenders_of(is_peer: bool, size: int) -> list[str]:
+    """Who is in a row, by its batch."""
+    if is_peer:
+        return list(PEERS)
+    return [name for name in OURS if name != "verified" or size <= VERIFIED_UP_TO]
+
+
 def make_batches(kind: str, tokens: int, size: int, seed: int) -> tuple[Batch, list[Batch]]:
     """Random utterances, all of one length: together, and one by one."""
     rng, sizes = np.random.default_rng(seed), SIZES[kind]
@@ -127,7 +135,7 @@ def measure(
     """On one worker: the time of all contenders, or the memory of one."""
     import horovod.torch as hvd
 
-    names = [contender] if contender else list(PEERS if is_peer else OURS)
+    names = [contender] if contender else contenders_of(is_peer, size)
     contenders = {name: make(name, kind, is_peer, SIZES[kind], size, folder) for name in names}
     batches = make_batches(kind, tokens, size, hvd.rank())
     if contender:
@@ -292,6 +300,12 @@ def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+def settings(work: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """What a row must have been measured with; those without ``verify="always"`` are as they were before it."""
+    contenders = contenders_of(work["is_peer"], work["size"])
+    return {"rounds": rounds, "contenders": contenders} if "verified" in contenders else {"rounds": rounds}
+
+
 def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """All rows that are wanted, as they are, in this order; ``wanted`` has their settings."""
     missing, rows = results.missing(pieces, wanted), [pieces[name] for name in wanted if name in pieces]
@@ -322,9 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds = 2 if flags.reduced else flags.rounds
     command = f"python -m benchmarks.step_time {'--reduced' if flags.reduced else f'--rounds {rounds}'}"
     works = jobs(FEW if flags.reduced else SHAPES)
-    wanted = {
-        name: {"rounds": rounds, "contenders": PEERS if work["is_peer"] else OURS} for name, work in works.items()
-    }
+    wanted = {name: settings(work, rounds) for name, work in works.items()}
     kept = results.Pieces(flags.out, "step_time", partial(figures, wanted=wanted), page, command, flags.anew)
     for name in results.chosen(flags, works):
         kept.get(name, partial(measured, works[name], rounds, not flags.reduced), wanted[name])
