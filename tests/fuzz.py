@@ -24,16 +24,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.networks.network import KINDS, make_plan
-from tests.networks.trial import VERDICTS, Outcome, run, shrunk
+from tests.helpers.networks.network import KINDS, make_plan
+from tests.helpers.networks.trial import VERDICTS, Outcome, run, shrunk
+from tests.helpers.paths import ROOT
 
-_ROOT = Path(__file__).parents[1]
 _LONGEST = 120  # seconds for a network: more is a crash
 
 
 def digest() -> str:
     """Of the engine and of the generator."""
-    files = [*(_ROOT / "edpsgd").rglob("*.py"), *(_ROOT / "tests" / "networks").glob("*.py")]
+    files = [*(ROOT / "edpsgd").rglob("*.py"), *(ROOT / "tests" / "networks").glob("*.py")]
     found = hashlib.sha256()
     for path in sorted(files):
         found.update(path.read_bytes())
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if args.only is not None:
         return int(not _alone(args.only, args.times, args.shrink))
-    record = args.record or _ROOT / "runs" / "fuzz" / f"{digest()}.jsonl"
+    record = args.record or ROOT / "runs" / "fuzz" / f"{digest()}.jsonl"
     counts = many(range(args.seed, args.seed + args.networks), args.processes, record)
     print(counts.tables())
     return int(counts.verdicts["right"] < counts.networks)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.common import Bag, private
+from tests.helpers.common import Bag, private
+from tests.helpers.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(sys.executable).parent
 
 
@@ -45,7 +45,7 @@ def test_a_killed_worker(launcher, tmp_path) -> None:
     """The others end with an error within a minute, and what is on disk can be used."""
     started = time.monotonic()
     done = subprocess.run(
-        command(launcher, 2, "-m", "tests.killed_worker", str(tmp_path)),
+        command(launcher, 2, "-m", "tests.helpers.killed_worker", str(tmp_path)),
         cwd=ROOT,
         env=environment(),
         capture_output=True,

@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,9 +26,9 @@ from mia.attack import main as attack
 from mia.audit import main as audit
 from mia.secret_sharer import main as share
 from tasks.synthetic_users import main as make_users
+from tests.helpers.paths import ROOT
 from tests.test_launchers import command, environment
 
-ROOT = Path(__file__).parent.parent
 README, OF_ATTACKS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "mia/README.md"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.helpers.paths import ROOT
 
 TRAIN = """
 import pathlib, sys

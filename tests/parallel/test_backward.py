@@ -11,7 +11,7 @@ from torch import nn
 
 import edpsgd
 from edpsgd.distributed.launchers import resolve
-from tests.common import private
+from tests.helpers.common import private
 
 WORDS = torch.randint(0, 7, (12, 5), generator=torch.Generator().manual_seed(1))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.common import Bag, Spy, assert_same, layers_of, private, reference_mean, set_gradients
+from tests.helpers.common import Bag, Spy, assert_same, layers_of, private, reference_mean, set_gradients
 
 STEPS, CLIP = 20, 0.3
 

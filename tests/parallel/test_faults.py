@@ -13,7 +13,7 @@ from torch import nn
 
 import edpsgd
 from edpsgd.distributed.collectives import Torch
-from tests.common import Bag, assert_same, assert_std, layers_of, private, quiet, set_gradients
+from tests.helpers.common import Bag, assert_same, assert_std, layers_of, private, quiet, set_gradients
 
 
 def assert_workers_agree(workers, model: nn.Module) -> None:

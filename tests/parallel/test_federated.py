@@ -8,8 +8,8 @@ from scipy.stats import chi2
 
 from edpsgd import ClippedDenominator, FedAvg, FixedDenominator, FixedSizeUsers, PoissonUsers
 from edpsgd.distributed.launchers import resolve
-from tests.common import SIGNIFICANCE
-from tests.federation import Point, points_of, reference_round, towards, training
+from tests.helpers.common import SIGNIFICANCE
+from tests.helpers.federation import Point, points_of, reference_round, towards, training
 
 SIZES = [0, 40, 100, 250, 0, 400, 30, 90]
 

@@ -8,7 +8,7 @@ from torch import nn
 from torchcrf import CRF
 from transformers import BertConfig, BertForTokenClassification
 
-from tests.common import layers_of, private
+from tests.helpers.common import layers_of, private
 
 WORDS, TAGS = 40, 5
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import edpsgd
-from tests.common import (
+from tests.helpers.common import (
     FRESH,
     SIGNIFICANCE,
     Bag,

@@ -14,7 +14,7 @@ from scipy.stats import chi2
 
 import edpsgd
 from edpsgd import accounting
-from tests.common import Bag, assert_same, layers_of, private, set_gradients
+from tests.helpers.common import Bag, assert_same, layers_of, private, set_gradients
 
 DELTA = 1e-5
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tasks.workers import Workers
-from tests.common import layers_of
+from tests.helpers.common import layers_of
 
 
 @pytest.fixture

@@ -1,0 +1,286 @@
+"""Bad input is a ValueError that names the argument, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import edpsgd
+from tests.helpers.common import Bag, private, set_gradients
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm must be a finite number > 0, got 0.0"),
+        ({"clip_norm": math.nan}, "clip_norm must be a finite number > 0, got nan"),
+        ({"clip_norm": "1"}, "clip_norm must be a finite number > 0, got a str"),
+        ({"noise_multiplier": -0.1}, "noise_multiplier must be a finite number >= 0, got -0.1"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier must be a finite number >= 0, got inf"),
+        ({"noise_decay": 0.5}, "noise_decay must be None or a callable"),
+        ({"clipping": "layer"}, "clipping must be one of 'flat', 'per_layer', got 'layer'"),
+        ({"unit": "word"}, "unit must be one of 'micro_batch', 'example', 'user', got 'word'"),
+        ({"unit": "example"}, "unit='example' needs divisor"),
+        ({"unit": "example", "divisor": 0}, "divisor must be a finite number > 0, got 0"),
+        ({"unit": "example", "divisor": 8, "noise": "paper"}, "noise='paper' is defined for unit='micro_batch'"),
+        ({"divisor": 8}, "divisor is for unit='example'"),
+        ({"noise": "none"}, "noise must be one of 'calibrated', 'paper', got 'none'"),
+        ({"noise_placement": "root"}, "noise_placement must be one of 'sharded', 'per_worker', got 'root'"),
+        ({"compression": "int8"}, "compression must be one of None, 'fp16', 'bf16', got 'int8'"),
+        ({"compression": "fp16"}, "compression needs noise_placement='per_worker'"),
+        ({"seed": 1.5}, "seed must be None or an int, got a float"),
+        ({"collective": "mpi"}, "collective must be 'auto', 'horovod', 'torch', 'local' or an object, got 'mpi'"),
+        ({"collective": object()}, "collective must have rank, size, sum_ and gather"),
+        ({"layer_scaling": 2.0}, "layer_scaling must be None, a mapping"),
+        ({"layer_scaling": {"p0": 1.0}}, "layer_scaling has no entry for the parameters p1, p2"),
+        ({"layer_scaling": {"p0": 1, "p1": 0, "p2": 1}}, r"layer_scaling\['p1'\] must be a finite number > 0, got 0"),
+        ({"layer_scaling": {"p0": 1, "p1": 1, "p2": 1, "p3": 1}}, "parameters that do not exist: p3"),
+    ],
+)
+def test_settings(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        private(Bag(), **settings)
+
+
+def test_no_other_keywords_and_no_positions() -> None:
+    model = Bag()
+    with pytest.raises(TypeError):
+        private(model, batch_size=3)
+    with pytest.raises(TypeError):
+        edpsgd.PrivateOptimizer(torch.optim.SGD(model.parameters()), model.named_parameters(), 1.0, 1.0)
+
+
+@pytest.mark.parametrize("tau", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("decay", [edpsgd.LinearDecay, edpsgd.ExponentialDecay])
+def test_decays(decay, tau) -> None:
+    with pytest.raises(ValueError, match="tau must be a finite number >= 0"):
+        decay(tau)
+
+
+@pytest.mark.parametrize("z", [0.0, -1.0, math.nan])
+def test_first_step_norms(z) -> None:
+    with pytest.raises(ValueError, match="noise_multiplier of FirstStepNorms"):
+        edpsgd.FirstStepNorms(z)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, True, None])
+def test_epochs(epoch) -> None:
+    with pytest.raises(ValueError, match="epoch must be an int >= 0"):
+        private(Bag()).set_epoch(epoch)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, "a"])
+def test_factors_of_a_callable(factor) -> None:
+    optimizer = private(Bag(), noise_decay=lambda t: factor if t == 2 else 1.0)
+    optimizer.set_epoch(1)
+    with pytest.raises(ValueError, match=r"noise_decay\(2\) must be a finite number > 0"):
+        optimizer.set_epoch(2)
+
+
+def test_order_of_calls() -> None:
+    model = Bag()
+    optimizer = private(model)
+    optimizer.accumulate()
+    with pytest.raises(RuntimeError, match=r"set_epoch\(\) between"):
+        optimizer.set_epoch(1)
+    with pytest.raises(RuntimeError, match=r"add_param_group\(\) between"):
+        optimizer.add_param_group({"params": [model.p0]})
+    model.p0.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="added, frozen or moved between"):
+        optimizer.accumulate()
+
+
+def test_closures_and_sparse_gradients() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    optimizer = private(model)
+    with pytest.raises(ValueError, match=r"step\(closure\)"):
+        optimizer.step(lambda: 0.0)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="weight has a sparse gradient"):
+        optimizer.step()
+    assert not any(event.steps for event in optimizer.ledger.events)
+
+
+def test_parameters() -> None:
+    model = Bag()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def wrap(named, optimizer=inner):
+        return edpsgd.PrivateOptimizer(optimizer, named, clip_norm=1.0, noise_multiplier=1.0)
+
+    with pytest.raises(ValueError, match="pairs"):
+        wrap(model.parameters())
+    with pytest.raises(ValueError, match="is empty"):
+        wrap([])
+    with pytest.raises(ValueError, match="twice"):
+        wrap([*model.named_parameters(), ("again", model.p0)])
+    with pytest.raises(ValueError, match="DistributedDataParallel"):
+        wrap((f"module.{name}", p) for name, p in model.named_parameters())
+    with pytest.raises(ValueError, match="must be a torch.optim.Optimizer, got Bag"):
+        wrap(model.named_parameters(), model)
+    with pytest.raises(ValueError, match="LBFGS"):
+        wrap(model.named_parameters(), torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match="private already"):
+        wrap(model.named_parameters(), wrap(model.named_parameters()))
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        wrap(model.named_parameters())
+
+
+def test_everything_frozen_during_training() -> None:
+    model = Bag()
+    optimizer = private(model)
+    set_gradients(model)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        optimizer.step()
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean += x.mean()
+        return self.weight * x
+
+
+def test_check_model() -> None:
+    edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.Dropout()))
+    edpsgd.check_model(nn.InstanceNorm1d(2), lambda: None)
+    for norm in (nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True)):
+        with pytest.raises(ValueError, match=rf"1 \({type(norm).__name__}\).*LayerNorm") as caught:
+            edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), norm))
+        assert "track_running_stats" not in str(caught.value)  # without them, it is still no layer for examples
+
+
+class FunctionalNorm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(x, None, None, training=True)
+
+
+def test_check_model_refuses_statistics_of_the_batch() -> None:
+    """For single examples; they are within the unit where micro-batches or users are clipped."""
+    for norm in (nn.BatchNorm1d(2, track_running_stats=False), nn.BatchNorm2d(2, track_running_stats=False)):
+        with pytest.raises(ValueError, match=rf"1 \({type(norm).__name__}\).*depends on the others"):
+            edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), norm))
+        for unit in ("micro_batch", "user"):
+            edpsgd.check_model(norm, unit=unit)
+    model, batch = FunctionalNorm(), torch.randn(3, 2, 4)
+    with pytest.raises(ValueError, match="statistics of the batch"):
+        edpsgd.check_model(model, lambda: model(batch))
+    edpsgd.check_model(model, lambda: model(batch), unit="micro_batch")
+    per_example = nn.InstanceNorm1d(2)
+    edpsgd.check_model(per_example, lambda: per_example(batch))
+    with pytest.raises(ValueError, match="unit must be"):
+        edpsgd.check_model(model, unit="batch")
+
+
+class Keeper(nn.Module):
+    """Keeps what it saw in a place of the test's choice."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+        self.plain, self.several, self.pair = torch.zeros(2), [torch.zeros(2)], (torch.zeros(2), 1)
+        self.named, self.last, self.array = {"a": {"b": torch.zeros(2)}}, deque([torch.zeros(2)]), np.zeros(2)
+        self.object, self.none = SimpleNamespace(seen=torch.zeros(2)), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        match self.place:
+            case "plain":
+                self.plain = x.mean(0)
+            case r"several\[1\]":
+                self.several.append(x.mean(0))
+            case r"pair\[0\]":
+                self.pair[0].data.add_(x.mean(0))
+            case r"named\.a\.b":
+                self.named["a"]["b"] = x.mean(0)
+            case r"last\[0\]":
+                self.last[0].add_(x.mean(0))
+            case "array":
+                self.array += x.mean(0).numpy()
+            case r"object\.seen":
+                self.object.seen = x.mean(0)
+            case "none":
+                self.none = x.mean(0)
+        return x
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["plain", r"several\[1\]", r"pair\[0\]", r"named\.a\.b", r"last\[0\]", "array", r"object\.seen", "none"],
+)
+def test_check_model_watches_attributes(place) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Keeper(place))
+    with pytest.raises(ValueError, match=rf"these change in forward .*: 1\.{place}\. Compute"):
+        edpsgd.check_model(model, lambda: model(torch.ones(3, 2)))
+    kept = model[1]
+    held = [kept.plain, kept.several[0], kept.pair[0], kept.named["a"]["b"], kept.last[0], kept.object.seen]
+    assert not any(bool(tensor.any()) for tensor in held)
+    assert (kept.none, len(kept.several), kept.array.tolist()) == (None, 1, [0.0, 0.0])
+
+
+def test_check_model_accepts_attributes_that_stay() -> None:
+    model = nn.Sequential(nn.LSTM(2, 2), Keeper(""))  # an LSTM holds its weights in a list too
+    edpsgd.check_model(model, lambda: (model[0](torch.ones(3, 2)), model[1](torch.ones(3, 2))))
+
+
+@pytest.mark.parametrize("is_tracking", [True, False])
+def test_check_model_refuses_statistics_over_workers(is_tracking) -> None:
+    import horovod.torch as hvd
+
+    for kind in (nn.SyncBatchNorm, hvd.SyncBatchNorm):
+        with pytest.raises(ValueError, match=r"all of them: 1\. Use LayerNorm"):
+            edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), kind(2, track_running_stats=is_tracking)))
+
+
+def test_check_model_refuses_observers() -> None:
+    from torch.ao.quantization import MinMaxObserver
+
+    with pytest.raises(ValueError, match=r"0 \(MinMaxObserver\)"):
+        edpsgd.check_model(nn.Sequential(MinMaxObserver()))
+
+
+def test_check_model_watches_buffers() -> None:
+    model = Counter().eval()
+    edpsgd.check_model(model)  # nothing known about it
+    with pytest.raises(ValueError, match="these change in forward .* mean"):
+        edpsgd.check_model(model, forward=lambda: model(torch.ones(3)))
+    assert model.mean == 0
+    assert not model.training
+    mixed = nn.Sequential(model, nn.Dropout())
+    with pytest.raises(ValueError, match=r"0\.mean"):
+        edpsgd.check_model(mixed, forward=lambda: mixed(torch.ones(3)))
+    assert (mixed.training, model.training) == (True, False)
+    fixed = nn.LayerNorm(3)
+    edpsgd.check_model(fixed, forward=lambda: fixed(torch.ones(3)))
+
+
+def test_check_model_refuses_embeddings_that_move() -> None:
+    with pytest.raises(ValueError, match="max_norm rescale the rows .* 1"):
+        edpsgd.check_model(nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, max_norm=1.0)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: private(Bag(), seed=np.int64(123456789)),
+        lambda: edpsgd.ShuffledBatches(8, 2, collective="local", seed="123456789"),
+        lambda: edpsgd.FedAvg(["call anna at 123456789"]),
+        lambda: edpsgd.Budget(["call anna at 123456789"], 1e-5),
+    ],
+)
+def test_seeds_and_texts_are_not_told(make) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        make()
+    assert "123456789" not in str(caught.value)

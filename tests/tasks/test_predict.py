@@ -1,0 +1,367 @@
+"""Answers for programs and for people: order, places of slots, streams, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from models.bert import BERT, BertInputs
+from models.clc import ClcInputs
+from models.heads import IntentSlotModel, Prediction
+from models.vectors import WordVectors
+from tasks import generate, predict, run
+from tasks.config import Config
+from tasks.corpus import Corpus
+from tasks.examples import Labels
+from tests.helpers.small_models import tiny_configuration
+
+WORDS = ["call", "anna", "lee", "play", "[red]x[/red]"]
+LABELS = Labels(["other", "phone", "music"], ["O", "B-name", "I-name", "B-song", "I-song"])
+TAG_OF_ROW = [0, 0, 1, 2, 0, 3]  # anna lee is a name, and the one with brackets a song
+
+
+class ByRule(IntentSlotModel):
+    """Knows the tag of every word; the first word says the intent. The score of a tag is 0.9 minus a tenth of it."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 3, 5, 0.0)
+        self.sizes: list[int] = []
+
+    def predict(self, batch, with_scores=False):
+        said = batch["rows"][batch["place"]].tolist()
+        self.sizes.append(len(said))
+        return [self._one(row[:length], with_scores) for row, length in zip(said, batch["lengths"], strict=True)]
+
+    def _one(self, rows: list[int], with_scores: bool) -> Prediction:
+        tags = [TAG_OF_ROW[row] for row in rows]
+        scores = [round(0.9 - tag / 10, 1) for tag in tags] if with_scores else []
+        return Prediction({1: 1, 4: 2}.get(rows[0], 0), 0.75, tags, scores)
+
+
+@pytest.fixture
+def parts(monkeypatch) -> run.Parts:
+    """What the command loads, whatever the folder."""
+    parts = run.Parts(ByRule(), ClcInputs(WordVectors(WORDS, None, "list", 8)), LABELS)
+    monkeypatch.setattr(predict, "load", lambda folder: parts)
+    return parts
+
+
+def answers(capsys) -> list[dict]:
+    """What was printed: one JSON object in each line."""
+    out = capsys.readouterr().out
+    assert out.endswith("\n")
+    return [json.loads(line) for line in out[:-1].split("\n")]
+
+
+class Keyboard(io.TextIOWrapper):
+    """Standard input."""
+
+    def __init__(self, content: bytes, is_terminal: bool = False) -> None:
+        super().__init__(io.BytesIO(content), encoding="ascii")
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+class Screen(io.StringIO):
+    """Standard output that is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_an_answer(parts) -> None:
+    [found] = predict.predict(parts, ["call anna lee"])
+    slot = {"type": "name", "value": "anna lee", "start": 5, "end": 13, "score": 0.7}  # the smaller of 0.8 and 0.7
+    assert found == {"text": "call anna lee", "intent": "phone", "score": 0.75, "slots": [slot]}
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("call anna lee", [(5, 13)]),
+        ("call  anna\tlee", [(6, 14)]),
+        ("  call anna  lee  ", [(7, 16)]),
+        ("anna play lee", [(0, 4), (10, 13)]),
+        ("anna lee anna", [(0, 8), (9, 13)]),
+        ("Ä🤖\u00a0anna\u2003 lee", [(3, 12)]),
+        ("call", []),
+    ],
+)
+def test_places_are_characters_of_the_text(parts, text, places) -> None:
+    """Blanks of all kinds and numbers are kept as they are; the end of the line is no part of the text."""
+    for end in ("", "\n", "\r\n"):
+        [found] = predict.predict(parts, [text + end])
+        assert found["text"] == text
+        assert [(slot["start"], slot["end"]) for slot in found["slots"]] == places
+        assert all(slot["value"] == text[slot["start"] : slot["end"]] for slot in found["slots"])
+
+
+def test_lines_without_words(parts) -> None:
+    found = list(predict.predict(parts, ["", "call", " \t \n", "\n", "play", ""]))
+    assert [one["intent"] for one in found] == [None, "phone", None, None, "music", None]
+    assert found[2] == {"text": " \t ", "intent": None, "score": None, "slots": []}
+    assert [one["intent"] for one in predict.predict(parts, ["", "\n"])] == [None, None]
+    assert list(predict.predict(parts, [])) == []
+
+
+def texts(number: int) -> list[str]:
+    """All different; longer ones and shorter ones in turns, and some without words."""
+    return [
+        "" if i % 5 == 4 else f"{['call', 'play', 'hm'][i % 3]} {i} " + "anna " * (i * 7 % 4) for i in range(number)
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+@pytest.mark.parametrize("chunk", [1, 3, 2048])
+def test_order_is_kept(parts, monkeypatch, chunk, batch_size) -> None:
+    monkeypatch.setattr(predict, "CHUNK", chunk)
+    found = list(predict.predict(parts, texts(20), batch_size))
+    assert [one["text"] for one in found] == texts(20)
+    for text, one in zip(texts(20), found, strict=True):
+        words = text.split()
+        assert one["intent"] == ({"call": "phone", "play": "music", "hm": "other"}[words[0]] if words else None)
+        assert len(one["slots"]) == text.count("anna")
+    assert max(parts.model.sizes) == min(chunk, batch_size, 16)
+
+
+def test_no_more_is_read_than_a_chunk(parts, monkeypatch) -> None:
+    monkeypatch.setattr(predict, "CHUNK", 3)
+    read = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            read.append(1)
+            yield "call anna"
+
+    found = predict.predict(parts, endless())
+    counts = [(next(found), len(read))[1] for _ in range(7)]
+    assert counts == [3, 3, 3, 6, 6, 6, 9]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_texts(parts, capsys) -> None:
+    predict.main(["--run", "x", "--text", "call anna", "--text", "play Zürich", "--text", ""])
+    found = answers(capsys)
+    assert [one["intent"] for one in found] == ["phone", "music", None]
+    assert found[1]["text"] == "play Zürich"
+    assert found[0]["slots"][0]["score"] == 0.8
+
+
+def test_no_scores(parts, capsys) -> None:
+    predict.main(["--run", "x", "--no-scores", "--text", "call anna"])
+    [found] = answers(capsys)
+    assert found["slots"] == [{"type": "name", "value": "anna", "start": 5, "end": 9}]
+    assert found["score"] == 0.75
+
+
+def test_file(parts, capsys, tmp_path, monkeypatch) -> None:
+    """UTF-8 with a mark at its beginning, any ends of lines, and none after the last line."""
+    monkeypatch.setattr(predict, "CHUNK", 3)
+    path = tmp_path / "said.txt"
+    path.write_bytes(b"\xef\xbb\xbfcall anna\r\n\nplay \xc3\x9cber\ncall\xe2\x80\xa8anna\nplay")
+    predict.main(["--run", "x", str(path)])
+    found = answers(capsys)
+    assert [one["text"] for one in found] == ["call anna", "", "play Über", "call\u2028anna", "play"]
+    assert [one["intent"] for one in found] == ["phone", None, "music", "phone", "music"]
+    assert [len(one["slots"]) for one in found] == [1, 0, 0, 1, 0]
+
+
+def test_standard_input(parts, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(predict, "CHUNK", 3)
+    said = [text.strip() for text in texts(10)]
+    monkeypatch.setattr("sys.stdin", Keyboard("\n".join([*said, "call Zürich"]).encode()))
+    predict.main(["--run", "x"])
+    assert [one["text"] for one in answers(capsys)] == [*said, "call Zürich"]
+
+
+def test_somebody_who_types_is_answered_line_by_line(parts, monkeypatch) -> None:
+    screen, seen = Screen(), []
+    keyboard = Keyboard(b"", is_terminal=True)
+
+    def typed() -> Iterator[bytes]:
+        for line in (b"call anna\n", b"play\n"):
+            seen.append(screen.getvalue().count("\n"))
+            yield line
+
+    monkeypatch.setattr("sys.stdin", keyboard)
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr(predict, "_opened", lambda flags: predict.nullcontext(typed()))
+    predict.main(["--run", "x", "--json"])
+    assert seen == [0, 1]
+    assert [json.loads(line)["intent"] for line in screen.getvalue().splitlines()] == ["phone", "music"]
+
+
+def terminal(monkeypatch) -> Screen:
+    """A terminal with colours; pytest would take a fixture's own away."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = Screen()
+    monkeypatch.setattr("sys.stdout", shown)
+    return shown
+
+
+def test_coloured_lines(parts, monkeypatch) -> None:
+    """A slot has a colour, its type and its score; what looks like markup is printed as it is."""
+    screen = terminal(monkeypatch)
+    said = ["call  anna lee :smile: [bold]b[/bold]", "", "play [red]x[/red]"]
+    predict.main(["--run", "x", *(argument for text in said for argument in ("--text", text))])
+    first, second, third = screen.getvalue().splitlines()
+    assert first == (
+        "\x1b[1mphone 75%\x1b[0m  call  \x1b[1;36manna lee\x1b[0m\x1b[36m[name 70%]\x1b[0m :smile: [bold]b[/bold]"
+    )
+    assert "(nothing said)" in second
+    assert third == "\x1b[1mmusic 75%\x1b[0m  play \x1b[1;36m[red]x[/red]\x1b[0m\x1b[36m[song 60%]\x1b[0m"
+
+
+def test_two_slots_have_two_colours(parts, monkeypatch) -> None:
+    screen = terminal(monkeypatch)
+    predict.main(["--run", "x", "--no-scores", "--text", "[red]x[/red] anna anna " + "long " * 60])
+    [line] = screen.getvalue().splitlines()  # no wrapping either
+    assert "\x1b[1;35m[red]x[/red]\x1b[0m\x1b[35m[song]\x1b[0m" in line
+    assert line.count("\x1b[1;36manna\x1b[0m\x1b[36m[name]\x1b[0m") == 2
+
+
+def test_json_on_a_terminal(parts, monkeypatch) -> None:
+    screen = terminal(monkeypatch)
+    predict.main(["--run", "x", "--json", "--text", "call [red]x[/red]"])
+    assert json.loads(screen.getvalue())["text"] == "call [red]x[/red]"
+
+
+def test_output_that_knows_ascii_only(parts, monkeypatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    predict.main(["--run", "x", "--text", "call Zürich"])
+    assert json.loads(raw.getvalue().decode("ascii"))["text"] == "call Zürich"
+
+
+def test_real_run_folder(tmp_path, capsys) -> None:
+    """From the disk, in one process: what the model of the folder says."""
+    corpus = Corpus(generate.utterances(15, seed=1))
+    made = run.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
+    made.save(tmp_path / "run")
+    made.save_weights(tmp_path / "run")
+    said = [" ".join(one.words) for one in corpus]
+    (tmp_path / "said.txt").write_text("\n".join(said), encoding="utf-8")
+    predict.main(["--run", str(tmp_path / "run"), str(tmp_path / "said.txt"), "--batch-size", "7"])
+    found = answers(capsys)
+    made.model.eval()
+    for text, one in zip(said, found, strict=True):
+        [alone] = predict.predict(made, [text])
+        assert (one["text"], one["intent"]) == (text, alone["intent"])
+        assert one["score"] == pytest.approx(alone["score"], abs=1e-5)
+        assert [s["start"] for s in one["slots"]] == [s["start"] for s in alone["slots"]]
+        assert [s["score"] for s in one["slots"]] == pytest.approx([s["score"] for s in alone["slots"]], abs=1e-5)
+    assert any(one["slots"] for one in found)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_training_that_has_not_ended(parts, tmp_path, capsys) -> None:
+    """Its folder holds the weights that it began with: answers would be chance."""
+    (tmp_path / "config.yaml").write_text("task: generated\n", encoding="utf-8")
+    arguments = ["--run", str(tmp_path), "--text", "call anna"]
+    for metrics in (None, '{"epoch": 0, "step": 4, "validation_ser": 80.0}\n'):
+        if metrics is not None:
+            (tmp_path / "metrics.jsonl").write_text(metrics, encoding="utf-8")
+        with pytest.raises(SystemExit, match="has not ended: go on with tasks.train --resume"):
+            predict.main(arguments)
+    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 8, "test_ser": 12.0}\n')
+    predict.main(arguments)
+    assert answers(capsys)[0]["intent"] == "phone"
+
+
+def refused(*arguments: str) -> str:
+    """The message with which the command ends."""
+    with pytest.raises(SystemExit) as ended:
+        predict.main(["--run", "x", *arguments])
+    assert isinstance(ended.value.code, str)
+    return ended.value.code
+
+
+def test_text_that_is_not_utf8(parts, tmp_path, monkeypatch, capsys) -> None:
+    """The error names file and line, and nothing that was said."""
+    bad = b"call anna\nplay lee\nsecret \xff words\ncall\n"
+    path = tmp_path / "said.txt"
+    path.write_bytes(bad)
+    assert refused(str(path)) == f"error: {path}:3: the line is not UTF-8"
+    monkeypatch.setattr("sys.stdin", Keyboard(bad))
+    assert refused() == "error: standard input:3: the line is not UTF-8"
+    assert refused("--text", "call", "--text", os.fsdecode(b"secret \xff")) == "error: --text:2: the line is not UTF-8"
+    assert "secret" not in "".join(capsys.readouterr())
+
+
+def test_answers_before_a_bad_line_are_given(parts, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(predict, "CHUNK", 2)
+    path = tmp_path / "said.txt"
+    path.write_bytes(b"call anna\nplay lee\ncall\n\xff\n")
+    assert ":4: the line is not UTF-8" in refused(str(path))
+    assert [one["text"] for one in answers(capsys)] == ["call anna", "play lee"]
+
+
+def test_utterance_that_is_too_long(parts) -> None:
+    """The error says where to look, and nothing that was said."""
+    inputs = BertInputs(BertInputs.from_words(WORDS).tokenizer, most=6)
+    model = BERT(tiny_configuration(len(inputs.tokenizer)), 3, 5).eval()
+    said = ["call anna", "", "play", "call " * 5, "lee"]
+    found = predict.predict(run.Parts(model, inputs, LABELS), said, chunk=2)
+    assert [next(found)["text"] for _ in range(2)] == ["call anna", ""]
+    with pytest.raises(ValueError, match="^texts 3 to 4: 1 of 2 utterances have more .* longest 5$"):
+        next(found)
+
+
+def test_files_and_folders_that_there_are_not(parts, tmp_path, monkeypatch) -> None:
+    assert "none.txt" in refused(str(tmp_path / "none.txt"))
+    assert str(tmp_path) in refused(str(tmp_path))
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match=f"error: {tmp_path} is not a run folder"):
+        predict.main(["--run", str(tmp_path), "--text", "call"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["said.txt", "--text", "call"], "a file or --text, not both"),
+        (["--batch-size", "0", "--text", "call"], "--batch-size must be at least 1, got 0"),
+        (["--batch-size", "x", "--text", "call"], "invalid int value"),
+        (["--device", "tpu", "--text", "call"], "invalid choice"),
+    ],
+)
+def test_bad_arguments(parts, capsys, arguments, message) -> None:
+    with pytest.raises(SystemExit) as ended:
+        predict.main(["--run", "x", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_gpu(parts, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert refused("--device", "cuda", "--text", "call") == "error: device is cuda, and torch finds no GPU"
+
+
+def test_reader_that_has_enough(parts, monkeypatch) -> None:
+    """As `head`: the command ends without a word, now and when Python closes the pipe."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    pipe = os.fdopen(writing, "w", encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", pipe)
+    with pytest.raises(SystemExit) as ended:
+        predict.main(["--run", "x", "--text", "call"])
+    assert ended.value.code == 1
+    pipe.close()

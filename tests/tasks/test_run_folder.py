@@ -1,0 +1,317 @@
+"""Run folders: the same answers after loading, nothing of the training set in them, labels, and damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertModel
+
+from tasks import generate, run, train
+from tasks.config import Config
+from tasks.corpus import Corpus, Utterance
+from tasks.predict import predict
+from tests.helpers.small_models import ENCODER, tiny_configuration
+
+SECRET = "quetzalcoatlus"
+TEXTS = [
+    "call anna at nine",
+    "please play xylophonists in Zürich",
+    "日本 o'clock 7up",
+    "\u0301",
+    "call " + "x" * 90,
+    "",
+]
+SMALL = {"private": "off", "hidden": 8, "layers": 1, "dimension": 8}
+
+
+@pytest.fixture(autouse=True)
+def small_paper(monkeypatch) -> None:
+    monkeypatch.setattr(run, "paper_configuration", tiny_configuration)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return Corpus(generate.utterances(60, seed=2))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> str:
+    """A tiny BERT with the wordpieces of MiniLM."""
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = AutoTokenizer.from_pretrained(ENCODER)
+    tokenizer.save_pretrained(folder)
+    BertModel(tiny_configuration(len(tokenizer), layers=1)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def config(request, encoder) -> Config:
+    return Config(**SMALL, **{name: value or encoder for name, value in request.param.items()})
+
+
+KINDS = [
+    pytest.param({"model": "clc"}, id="clc-list"),
+    pytest.param({"model": "clc", "vectors": None, "max_words": 3000}, id="clc-wordpieces"),
+    pytest.param({"model": "bert"}, id="bert-list"),
+    pytest.param({"model": "bert", "pretrained": None}, id="bert-pretrained"),
+]
+
+
+def saved(parts: run.Parts, folder: Path) -> Path:
+    parts.save(folder)
+    parts.save_weights(folder)
+    return folder
+
+
+def randomised(parts: run.Parts) -> run.Parts:
+    """As if it had been trained: weights that no one could make anew."""
+    for parameter in parts.model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    parts.model.eval()
+    return parts
+
+
+@pytest.mark.parametrize("config", KINDS, indirect=True)
+def test_loaded_model_gives_the_same_answers(config, corpus, tmp_path) -> None:
+    """Bit for bit, also for words that no table has; and in a place of its own."""
+    parts = randomised(run.build(config, corpus, np.arange(40)))
+    expected = list(predict(parts, TEXTS, batch_size=3))
+    saved(parts, tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    loaded = run.load(tmp_path / "moved")
+    assert list(predict(loaded, TEXTS, batch_size=3)) == expected
+    assert loaded.labels == parts.labels
+    assert not loaded.model.training
+    before, after = parts.model.state_dict(), loaded.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def holds(folder: Path, word: str) -> list[str]:
+    return [p.name for p in sorted(folder.rglob("*")) if p.is_file() and word.encode() in p.read_bytes().lower()]
+
+
+def secret_data(folder: Path) -> Path:
+    """Generated utterances; every third says a secret, as a slot or outside of slots."""
+    said = list(generate.utterances(90, seed=4))
+    with open(folder / "said.jsonl", "w", encoding="utf-8") as file:
+        for number, one in enumerate(said):
+            words, tags = ([*one.words, SECRET], [*one.tags, "O"]) if number % 3 == 0 else (one.words, one.tags)
+            words = [SECRET if tag[0] == "B" and number % 3 == 1 else w for w, tag in zip(words, tags, strict=True)]
+            json.dump({"tokens": words, "tags": tags, "intent": one.intent}, file)
+            file.write("\n")
+    return folder / "said.jsonl"
+
+
+def trained(tmp_path: Path, config: Config, *flags: str) -> Path:
+    shape = ["--model", config.model, "--hidden", "8", "--layers", "1", "--dimension", "8", "--threads", "1"]
+    for name in ("vectors", "pretrained"):
+        shape += [f"--{name}", getattr(config, name)] if getattr(config, name) else []
+    private = ["--private", "edp", "--noise-multiplier", "1", "--epochs", "1", "--batch-size", "20", "--seed", "1"]
+    data = ["--task", "jsonl", "--data", str(secret_data(tmp_path)), "--output", str(tmp_path / "run")]
+    train.main([*shape, *private, *data, *flags])
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("config", KINDS, indirect=True)
+def test_run_folder_holds_no_word_of_the_training_set(config, tmp_path, capsys) -> None:
+    """No file of a whole training does, from the ledger to TensorBoard; and nothing is printed."""
+    folder = trained(tmp_path, config)
+    assert {"weights.safetensors", "ledger.jsonl", "privacy_card.md", "vocabulary"} <= {
+        p.name for p in folder.iterdir()
+    }
+    assert holds(folder, SECRET) == []
+    out, err = capsys.readouterr()
+    assert SECRET not in (out + err).lower()
+    assert "the word list" not in (folder / "privacy_card.md").read_text(encoding="utf-8")
+    [answer] = predict(run.load(folder), [f"call {SECRET}"])
+    assert answer["text"] == f"call {SECRET}"
+
+
+@pytest.mark.parametrize("config", [KINDS[0], KINDS[2]], indirect=True)
+def test_word_list_of_the_training_set(config, tmp_path) -> None:
+    """It is in the folder, and the card says so."""
+    folder = trained(tmp_path, config, "--vocabulary", "training-set")
+    assert holds(folder, SECRET) == [{"clc": "words.json", "bert": "tokenizer.json"}[config.model]]
+    card = (folder / "privacy_card.md").read_text(encoding="utf-8")
+    assert "the word list: it was read from the training set, and the run folder holds it" in card
+
+
+def test_word_list_has_the_training_rows_only() -> None:
+    said = [Utterance((word, "Now"), ("O", "O"), "x") for word in ("Zeta", "eta", "theta")]
+    config = Config(**SMALL, vocabulary="training-set")
+    parts = run.build(config, Corpus(said), np.array([2, 0]))
+    assert parts.inputs.vectors.words == ["now", "theta", "zeta"]
+
+
+def test_word_list_of_a_file(corpus, tmp_path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("call\nanna call\n", encoding="utf-8")
+    parts = run.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+    assert parts.inputs.vectors.words == ["call", "anna"]
+    assert parts.model.words.weight.shape == (3, 8)
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="words.txt is empty"):
+        run.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+    for bad in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(ValueError, match="cannot read the word list"):
+            run.build(Config(**SMALL, vocabulary=str(bad)), corpus, np.arange(40))
+
+
+def test_vectors_and_pretrained_are_not_mixed_up(corpus, encoder) -> None:
+    for wrong in ({"model": "clc", "pretrained": encoder}, {"model": "bert", "vectors": encoder}):
+        with pytest.raises(ValueError, match=f"for clc and pretrained is for bert, and the model is {wrong['model']}"):
+            run.build(Config(**SMALL, **wrong), corpus, np.arange(40))
+
+
+# ---------------------------------------------------------------- labels
+
+SAID = Corpus(
+    [
+        Utterance(("call", "anna"), ("O", "B-name"), "phone"),
+        Utterance(("at", "nine"), ("O", "B-time"), "clock"),
+        Utterance(("at", "home"), ("O", "B-place"), "map"),
+    ]
+)
+
+
+def with_labels(tmp_path: Path, content: str | bytes) -> run.Parts:
+    path = tmp_path / "labels.json"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return run.build(Config(**SMALL, labels=str(path)), SAID, np.array([0, 1]))
+
+
+def test_labels_of_a_file(tmp_path) -> None:
+    """More than the training set has is no harm; what only other rows have may lack; the order makes no difference."""
+    content = {"intents": ["phone", "clock", "rain"], "slots": ["time", "name", "name"]}
+    parts = with_labels(tmp_path, json.dumps(content))
+    assert parts.labels.intents == ["clock", "phone", "rain"]
+    assert parts.labels.tags == ["O", "B-name", "I-name", "B-time", "I-time"]
+    saved(parts, tmp_path / "run")
+    assert run.load(tmp_path / "run").labels == parts.labels
+
+
+def test_labels_of_the_training_set() -> None:
+    parts = run.build(Config(**SMALL), SAID, np.array([0, 1]))
+    assert parts.labels.intents == ["clock", "phone"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "stated"),
+    [
+        ({}, {"the label set"}),
+        ({"labels": "labels.json"}, set()),
+        ({"vocabulary": "training-set"}, {"the label set", "the word list"}),
+        ({"vocabulary": "training-set", "vectors": "some.vec"}, {"the label set"}),
+        ({"vocabulary": "words.txt", "labels": "labels.json"}, set()),
+        ({"seed": 1}, {"the label set", "whoever reads config.yaml or checkpoints/"}),
+    ],
+)
+def test_what_no_noise_covers(settings, stated) -> None:
+    """By how each statement begins; logs and counts are in every run folder."""
+    always = {"metrics.jsonl, tensorboard/ and checkpoints/", "data.json and the number of training utterances"}
+    found = run.not_covered(Config(**{**SMALL, **settings}))
+    assert {text.partition(":")[0] for text in found} == stated | always
+
+
+@pytest.mark.parametrize(
+    ("intents", "slots", "lacking"),
+    [
+        (["phone"], ["name", "time"], "1 intents and 0 slots"),
+        (["phone", "clock"], ["time"], "0 intents and 1 slots"),
+        ([], [], "2 intents and 2 slots"),
+    ],
+)
+def test_labels_that_lack_some(tmp_path, intents, slots, lacking) -> None:
+    """The error counts, and names none: the labels of the training set may be private."""
+    with pytest.raises(ValueError, match=f"labels.json lack {lacking} of the training set") as error:
+        with_labels(tmp_path, json.dumps({"intents": intents, "slots": slots}))
+    assert not any(name in str(error.value).replace(str(tmp_path), "") for name in ("phone", "clock", "name", "time"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        '{"intents": ["phone"]}',
+        '{"intents": "phone", "slots": []}',
+        '{"intents": ["phone", 7], "slots": []}',
+        '{"intents": ["phone", ""], "slots": []}',
+        '{"intents": {"phone": 1}, "slots": []}',
+        b'{"intents": ["ph\xffone"], "slots": []}',
+    ],
+)
+def test_malformed_labels(tmp_path, content) -> None:
+    with pytest.raises(ValueError, match="labels.json must be JSON with the lists intents and slots: ") as error:
+        with_labels(tmp_path, content)
+    assert "phone" not in str(error.value)
+
+
+def test_labels_file_that_there_is_not(tmp_path) -> None:
+    with pytest.raises(ValueError, match="none.json must be JSON with the lists intents and slots"):
+        run.build(Config(**SMALL, labels=str(tmp_path / "none.json")), SAID, np.array([0, 1]))
+
+
+# ---------------------------------------------------------------- damage
+
+Damage = dict[str, str | None]
+BROKEN: list[Damage] = [
+    {"model.json": None},
+    {"model.json": "{"},
+    {"model.json": "[]"},
+    {"model.json": "{}"},
+    {"model.json": '{"kind": "cnn", "settings": {}}'},
+    {"model.json": '{"kind": "clc", "settings": {"size": 3}}'},
+    {"model.json": '{"kind": "bert", "settings": {"encoder": {"model_type": "?"}, "dropout": 0.1}}'},
+    {"labels.json": None},
+    {"labels.json": '{"intents": ["a"]}'},
+    {"labels.json": '{"intents": ["a"], "tags": ["O"]}'},
+    {"labels.json": "\udcff"},
+    {"weights.safetensors": None},
+    {"weights.safetensors": ""},
+    {"weights.safetensors": "damaged"},
+    {"vocabulary/words.json": None},
+    {"vocabulary/words.json": "{"},
+    {"vocabulary/vectors.json": "{}"},
+    {"vocabulary/tokenizer.json": None},
+    {"vocabulary/tokenizer.json": "{}"},
+    {"vocabulary/limit.json": None},
+    {"vocabulary/limit.json": "x"},
+]
+
+
+@pytest.mark.parametrize("damage", BROKEN, ids=lambda damage: "-".join(map(str, *damage.items())))
+def test_damaged_folders(corpus, tmp_path, damage) -> None:
+    """A ValueError names the folder."""
+    [(name, content)] = damage.items()
+    kind = "bert" if "tokenizer" in name or "limit" in name else "clc"
+    folder = saved(run.build(Config(**SMALL, model=kind), corpus, np.arange(40)), tmp_path / "run")
+    run.load(folder)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match="run is not a run folder, or it is damaged: ") as error:
+        run.load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_weights_of_another_model(corpus, tmp_path) -> None:
+    folder = saved(run.build(Config(**SMALL), corpus, np.arange(40)), tmp_path / "run")
+    other = run.build(Config(**{**SMALL, "hidden": 16}), corpus, np.arange(40))
+    other.save_weights(folder)
+    with pytest.raises(ValueError, match="(?s)run is not a run folder, or it is damaged: .*size mismatch"):
+        run.load(folder)
+
+
+def test_no_folder(tmp_path) -> None:
+    with pytest.raises(ValueError, match="none is not a run folder"):
+        run.load(tmp_path / "none")
