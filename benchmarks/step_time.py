@@ -28,7 +28,8 @@ import torch
 import edpsgd
 from benchmarks import on_workers, results
 from benchmarks.contenders import NAMES, PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
-from edpsgd.mechanism import buffers, clipping
+from edpsgd import tensors
+from edpsgd.mechanism import buffers
 from edpsgd.per_example import UnitGradients
 from edpsgd.per_example.engine import SELDOM
 
@@ -76,7 +77,7 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
         return wrapper
 
     places: list[tuple[Any, str, str]] = [
-        (clipping, "layer_norms", "norm"),
+        (tensors, "layer_norms", "norm"),
         (buffers.GradientSum, "add_", "scale"),
         (buffers.GradientSum, "add_noise_", "noise"),
         (type(optimizer.ledger), "charge", "ledger"),

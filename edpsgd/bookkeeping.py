@@ -21,7 +21,14 @@ from edpsgd.ledger.ledger import Ledger
 from edpsgd.sampling.base import Batches
 
 # What any worker does is a condition of ε for all of them: bits of one byte in the step's message.
-_MARKS = {"one_pass": 1, "loss_scaling": 2, "clip_fraction_read": 4, "shared_rows": 8, "wrong_gradients": 16}
+_MARKS = {
+    "one_pass": 1,
+    "loss_scaling": 2,
+    "clip_fraction_read": 4,
+    "shared_rows": 8,
+    "wrong_gradients": 16,
+    "uncompared": 32,
+}
 
 
 class Books:

@@ -202,10 +202,9 @@ class PrivateOptimizer(OptimizerWrapper):
 
         Per layer, one clipped layer is enough. Empty micro-batches and discarded ones do not count. Only reading it
         waits for the device. It is a diagnostic that no noise covers: it is for the trainer's eyes only, and once it
-        was read, a change of ``clip_norm`` is a condition of ε.
+        was read, a change of ``clip_norm`` is a condition of ε. So it cannot be read once the ledger is closed.
         """
-        if not self.ledger.is_closed:
-            self._books.note_once("clip_fraction_read")
+        self._books.note_once("clip_fraction_read")
         return self._clips.share()
 
     def epsilon(self, delta: float) -> Bound:
@@ -287,7 +286,7 @@ class PrivateOptimizer(OptimizerWrapper):
         except WrongGradients as wrong:  # step() raises it, on all workers
             self.abandon()
             self._wrong = wrong
-            if self._settings.verify == "spot":  # batches that nobody compared were released
+            if self._settings.verify == "spot" and self._steps > 0:  # batches that nobody compared were released
                 self._books.note_once("wrong_gradients")
         except BaseException:  # some units may be counted, and not in the sum
             release_losses(losses)
@@ -295,6 +294,8 @@ class PrivateOptimizer(OptimizerWrapper):
             raise
         if self._engine.has_shared_rows and not self._are_losses_checked:
             self._books.note_once("shared_rows")
+        if self._engine.has_uncompared and self._settings.verify == "always":
+            self._books.note_once("uncompared")
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""
@@ -322,6 +323,7 @@ class PrivateOptimizer(OptimizerWrapper):
             self._parts.add(self._layers.take_gradients(), getattr(self, "grad_scale", None), is_last=True)
         else:
             self._parts.add_empty(self._books.empty_units(self._parts.closed))
+        self._has_released = True
         number, self._steps = self._steps, self._steps + 1  # even if the step fails, its noise is not used again
         try:
             if self._layers.scales is None:
@@ -466,6 +468,8 @@ class PrivateOptimizer(OptimizerWrapper):
         self._clips = clipping.ClipCounter()
         self._state_made = False
         self._started = False
+        self._has_released = False
+        self._copies = 0
         self._is_inner_known = False
         self._are_losses_checked = False
         self._lay_out()
@@ -528,10 +532,12 @@ class PrivateOptimizer(OptimizerWrapper):
         self._books.load_state_dict(state)
         was_seeded = self._settings.seed is not None
         self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
-        marks = {"clip_norm_restored": True} if self._steps == 0 else {}  # nothing was released under this one
+        marks = {} if self._has_released else {"clip_norm_restored": True}  # nothing was released under this one
         self._change_clip_norm(state.get("clip_norm", self.clip_norm), **marks)
         if self._settings.seed is not None and not was_seeded:
-            self.ledger.begin_run(self._run(self.batches), run_id=f"{self.ledger.runs[-1]['id']}, seeded")
+            self.ledger.begin_branch(self._run(self.batches), "seeded")
+        if "copy" in state:
+            self._begin_copy(state["copy"])
         self._books.resume()
         self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy
         self._epoch, self._steps = state["epoch"], state["step"]
@@ -540,9 +546,17 @@ class PrivateOptimizer(OptimizerWrapper):
         self._lay_out()
         self._start_step()
 
+    def _begin_copy(self, number: int) -> None:
+        """What the copy releases is no part of the original's history: it is a run of its own in its ledger."""
+        if self._collective.size == 1:
+            self.ledger.begin_run(self._run(self.batches))
+        else:
+            self.ledger.begin_branch(self._run(self.batches), f"copy {number}")
+
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: getattr(self, name) for name in ("_inner", "_named", "_settings", "_collective", "_books")}
-        return {**kept, "own": self._own_state()}
+        self._copies += 1
+        return {**kept, "own": {**self._own_state(), "copy": self._copies}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = state.pop("own")

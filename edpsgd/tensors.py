@@ -86,3 +86,8 @@ def row_lengths(norms: torch.Tensor) -> torch.Tensor:
     """Of the vectors of layer norms, in double precision."""
     lengths: torch.Tensor = torch.linalg.vector_norm(norms, dim=-1, dtype=_wide(norms.device))
     return lengths
+
+
+def vector_norm(tensor: torch.Tensor) -> float:
+    """Of all elements together, in double precision; waits for the device."""
+    return float(torch.linalg.vector_norm(tensor, dtype=_wide(tensor.device)))

@@ -23,6 +23,7 @@ from edpsgd.ledger.guarantee import Bound
 from edpsgd.ledger.ledger import Ledger
 
 NAME = "privacy_card"
+_NO_SETTINGS = ("id", "changes", "begins_after")  # where a run stands among others
 _LONGEST_NAME = 80
 _LONGEST_STATEMENT = 200
 _MEANING = {
@@ -141,7 +142,7 @@ def make(
         "epochs": len({e.epoch for e in gradients if e.epoch is not None}),
         "steps": sum(e.steps for e in gradients),
         "runs": len(runs),
-        "settings": {key: value for key, value in run.items() if key != "id"},
+        "settings": {key: value for key, value in run.items() if key not in _NO_SETTINGS},
         "differences": _differences(runs),
         "not_covered": list(dict.fromkeys([*statements, *_not_covered(ledger.runs, released, bool(numbers))])),
         "metrics": numbers,
@@ -207,12 +208,13 @@ def _settled(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_completed(one: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    is_same_run = then.get("id") == f"{one.get('id')}, changed"
-    return is_same_run and all(then.get(name) == value for name, value in one.items() if name != "id")
+    before = one.get("id")
+    is_same_run = then.get("changes") == before or then.get("id") == f"{before}, changed"  # the latter in old ledgers
+    return is_same_run and all(then.get(name) == value for name, value in one.items() if name not in _NO_SETTINGS)
 
 
 def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for run in runs for name in run if name != "id")
+    names = dict.fromkeys(name for run in runs for name in run if name not in _NO_SETTINGS)
     values = {name: [run.get(name) for run in runs] for name in names}
     return {name: seen for name, seen in values.items() if any(value != seen[0] for value in seen)}
 

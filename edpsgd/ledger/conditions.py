@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ _SHARED_ROWS = (
     "gradients of several examples reach the same rows of some layers, and check_losses was not run: it holds if those "
     "rows do not depend on the data"
 )
+_UNCOMPARED = (
+    "NaN or infinities of some examples kept autograd from the comparison of some layers in some batches: it holds if "
+    "the gradients of the others were right there too"
+)
 _WRONG = "gradients of single examples were found to be wrong: it does not hold for the steps before"
 _ORDER = "micro-batches came together: it holds if the losses are in the order in which the sampler drew their examples"
 _SCALED = (
@@ -41,11 +46,11 @@ _SEEDED_SAMPLING = (
 )
 _ORDER_OF_WORKERS = (
     "the sampler could not compare the data of the workers: it holds if all of them have the same ones in the same "
-    "order. Give it the data set instead of a number"
+    "order. It compares examples, if it is given the data set instead of a number"
 )
 _FOLLOWED = (
-    "clip_norm was changed after clip_fraction was read, which no noise covers: it holds if the change does not follow "
-    "from what was read"
+    "clip_norm was changed after clip_fraction was read, or may have been by some worker, which no noise covers: it "
+    "holds if the change does not follow from what was read"
 )
 
 
@@ -60,18 +65,24 @@ def has_single_examples(runs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _is_clip_norm_followed(runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the clip norm changed after the share of clipped units was read."""
-    was_read, before = False, None
-    for number, run in enumerate(runs):
-        following = runs[number + 1] if number + 1 < len(runs) else {}
-        is_unused = following.get("clip_norm_restored") and not run.get("clip_norm_restored")
-        if is_unused:  # a checkpoint with another clip norm was loaded before the first step
-            continue
-        clip_norm = run.get("clip_norm")
-        if was_read and clip_norm != before:
+    """Whether the clip norm changed after the share of clipped units was read, or may have been.
+
+    Each worker reads its own share, and tells the others with the next step only. So with several workers nobody knows
+    what came first, nor what was read after the last step.
+    """
+    used = [run for run, following in itertools.pairwise([*runs, {}]) if not _is_unused(run, following)]
+    was_read = False
+    for before, run in itertools.pairwise(used):
+        has_others = max(before.get("workers", 1), run.get("workers", 1)) > 1
+        was_read = was_read or has_others or bool(before.get("clip_fraction_read"))
+        if was_read and run.get("clip_norm") != before.get("clip_norm"):
             return True
-        was_read, before = was_read or bool(run.get("clip_fraction_read")), clip_norm
     return False
+
+
+def _is_unused(run: Mapping[str, Any], following: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint with another clip norm was loaded before the run took a step."""
+    return bool(following.get("clip_norm_restored")) and not run.get("clip_norm_restored")
 
 
 def _is_order_unknown(run: Mapping[str, Any]) -> bool:
@@ -90,6 +101,7 @@ def conditions_of(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) ->
         _WRONG: any(run.get("wrong_gradients") for run in runs),
         _ONE_PASS: any(run.get("one_pass") and run.get("verify") != "always" for run in runs),
         _VERIFIED: any(run.get("one_pass") and run.get("verify") == "always" for run in runs),
+        _UNCOMPARED: any(run.get("uncompared") for run in runs),
         _SHARED_ROWS: any(run.get("shared_rows") for run in runs),
         _ORDER: any(run.get("one_pass") and (run.get("batches") or {}).get("together") for run in runs),
         _ORDER_OF_WORKERS: any(_is_order_unknown(run) for run in runs),

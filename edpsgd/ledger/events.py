@@ -93,6 +93,10 @@ def parse_run(data: object) -> dict[str, Any]:
         raise LedgerError("the batches of a run must have names and values")
     if not _is_int(data.get("workers", 1)):
         raise LedgerError("the number of workers of a run must be a whole number")
+    begins_after = data.get("begins_after", [0, 0])
+    is_place = isinstance(begins_after, list) and len(begins_after) == 2 and all(map(_is_int, begins_after))
+    if not is_place:
+        raise LedgerError("a run must begin after a number of events, and of steps in the last of them")
     if _depth(data) > _DEEPEST:
         raise LedgerError("the settings of a run are nested too deep")
     return data

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
+import json
 import os
 import uuid
 import warnings
@@ -77,14 +79,24 @@ class Ledger:
         self._current = None
         self._note({"id": run_id or uuid.uuid4().hex, **settings})
 
+    def begin_branch(self, settings: dict[str, Any], name: str) -> None:
+        """The same for what goes on from here beside another one, such as a copy; alike on workers with one name."""
+        self.begin_run(settings, _derived_id(self.runs[-1]["id"], name))
+
     def note_change(self, settings: dict[str, Any]) -> None:
         """Notes that some settings of the last run have changed; its open event goes on."""
         last = self.runs[-1] if self.runs else {"id": uuid.uuid4().hex}
-        self._note({**last, **settings, "id": f"{last['id']}, changed"})
+        told = json.dumps(settings, sort_keys=True, default=repr)
+        self._note({**last, **settings, "id": _derived_id(last["id"], told), "changes": last["id"]})
 
     def _note(self, run: dict[str, Any]) -> None:
-        self._write({"run": run}, durable=True)  # conditions of ε depend on it
-        self.runs.append(run)
+        placed = {**run, "begins_after": self._end()}
+        self._write({"run": placed}, durable=True)  # conditions of ε depend on it
+        self.runs.append(placed)
+
+    def _end(self) -> list[int]:
+        """How many events there are, and steps in the last one: where a run that begins now branches off."""
+        return [len(self.events), self.events[-1].steps if self.events else 0]
 
     @property
     def is_open(self) -> bool:
@@ -212,7 +224,8 @@ class Ledger:
         if has_lost or self._file.was_emptied:
             raise LedgerError(
                 f"the ledger {self._file.path} holds less than the checkpoint's: it was cut, or taken from an older "
-                "copy, and steps after the checkpoint may be missing too. Restore it. A new file, at a path where "
+                "copy, and steps after the checkpoint may be missing too; or the checkpoint is of another branch. "
+                "Restore it. A new file, at a path where "
                 "there is none, begins with the checkpoint's ledger: its ε lacks what came after the checkpoint"
             )
 
@@ -244,11 +257,15 @@ class Ledger:
         ids = [run["id"] for run in other.runs]
         if [run["id"] for run in self.runs[: len(ids)]] != ids or len(self.events) < len(other.events):
             return False
+        following = self.runs[len(ids) : len(ids) + 1]
+        begins_after = following[0].get("begins_after") if following else None  # runs of old ledgers do not say
+        if begins_after is not None and other._end() > begins_after:
+            return False  # it branched off before: the other one has taken steps of its own since
         return all(_at_least(mine, theirs) for mine, theirs in zip(self.events, other.events, strict=False))
 
     def _adopt(self, other: Ledger) -> None:
         known = {run["id"] for run in other.runs}
-        own = [run for run in self.runs if run["id"] not in known]
+        own = [{**run, "begins_after": other._end()} for run in self.runs if run["id"] not in known]
         adopted = Ledger()
         adopted.runs, adopted.events = other.runs + own, other.events
         self._write({"state": adopted.state_dict()}, durable=True)  # first: if it fails, nothing has changed
@@ -318,6 +335,11 @@ def _parsed(state: object) -> tuple[list[dict[str, Any]], list[Event]]:
     if not isinstance(runs, list) or not isinstance(events, list):
         raise LedgerError("a ledger's state must have a list of runs and one of events")
     return [dict(parse_run(run)) for run in runs], [Event.parse(event) for event in events]
+
+
+def _derived_id(before: str, what: str) -> str:
+    """Of a run that follows from another one: alike on all workers, and no other for anything else."""
+    return hashlib.blake2b(f"{before}/{what}".encode(), digest_size=16).hexdigest()
 
 
 def _check_noise(noise_multiplier: float) -> None:

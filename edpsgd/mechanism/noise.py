@@ -10,7 +10,7 @@ import secrets
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from edpsgd.tensors import CPU_CHUNK, chunks, on_cpu, precision
+from edpsgd import tensors
 
 
 class GaussianSource:
@@ -57,13 +57,12 @@ class GaussianStream:
         """Adds N(0, std²) to every element of a contiguous tensor, in place."""
         if std == 0.0:
             return
-        for part in chunks(target.view(-1)):
-            if on_cpu(part):
+        for part in tensors.chunks(target.view(-1)):
+            if tensors.on_cpu(part):
                 self._add_on_cpu(part, std)
             else:
-                noise = torch.randn(
-                    part.shape, dtype=precision(part), device=part.device, generator=self._generator(part.device)
-                )
+                dtype, generator = tensors.precision(part), self._generator(part.device)
+                noise = torch.randn(part.shape, dtype=dtype, device=part.device, generator=generator)
                 part.add_(noise, alpha=std)
 
     def _generator(self, device: torch.device) -> torch.Generator:
@@ -79,7 +78,7 @@ class GaussianStream:
         """
         half = (target.numel() + 1) // 2
         bits = self._random_bits(3 * half)
-        dtype = precision(target)
+        dtype = tensors.precision(target)
         radius = bits[:half].bitwise_and_(0x7FFFFFFF).to(dtype)
         fraction = bits[half : 2 * half].bitwise_and_(0x7FFFFFFF).to(dtype)
         radius.add_(fraction.add_(0.5), alpha=2.0**-31).mul_(2.0**-31)
@@ -97,4 +96,4 @@ class GaussianStream:
         return torch.frombuffer(self._scratch, dtype=torch.int32, count=count)
 
 
-_ZEROS = bytes(6 * CPU_CHUNK + 64)
+_ZEROS = bytes(6 * tensors.CPU_CHUNK + 64)

@@ -1,28 +1,35 @@
 """Follows the examples of one batch through its graph: from the losses down to every operation.
 
-Each operation hands the owners of its results on to its arguments. What it means decides where it can (``meanings``).
-Elsewhere it is tried out: its own backward is called with random gradients, and again with those of every example
-scaled by a power of two of its own. An operation's backward is linear, so that an element of an argument that is scaled
-like one example belongs to it alone, and one that is scaled otherwise is shared. Nothing is kept for other batches.
+Each operation hands the owners of its results on to its arguments. What it means decides where it can (``operations``).
+Elsewhere it is tried out: its own backward is called with random gradients of some of the examples, those of all others
+being exactly zero, several times with other examples. An operation's backward is linear, so that an element of an
+argument differs from zero where an example that reaches it takes part, however small its share is. Which examples take
+part in which call is a code of constant weight: one example alone leaves its own pattern, two leave more. Nothing is
+kept for other batches.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from edpsgd import tensors
 from edpsgd.per_example import owners as own
+from edpsgd.per_example.errors import NOT_LINEAR_ADVICE, WrongGradients
 from edpsgd.per_example.graph import LEAF, Graph, saved, shapes
-from edpsgd.per_example.operations import BATCH_NORMS, Arguments, Results, arguments
+from edpsgd.per_example.operations import BATCH_NORMS, EMBEDDINGS, Arguments, Results, arguments
 from edpsgd.per_example.owners import NOBODY, SHARED, Owners
 
-_POWERS = {torch.float16: 8}  # of two, that tell examples apart; half precision has few
-_MANY_POWERS = 32
-_CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}  # a power of two is exact, but not the order of additions
-_CLOSE_IN_HALF = 1e-3
+_SIZE = {torch.float16: 2.0**4}  # of gradients that try operations out: small shares must not be lost below the range
+_LARGE_SIZE = 2.0**20
+_GAINS = {torch.float16: (2.0**-3, 2.0**3)}  # by which a backward that clamps, normalises or rounds shows itself
+_FAR_GAINS = (2.0**-60, 2.0**30)
+_NOT_LINEAR = 1e-3  # relative; in half precision ten times as much
 
 
 class Trace:
@@ -45,6 +52,7 @@ class Trace:
         self._results[root] = first
         self._generators: dict[torch.device, torch.Generator] = {}
         self._made: dict[int, tuple[Owners, Owners]] = {}
+        self._codes: torch.Tensor | None = None
         for node in graph.nodes:
             self._hand_on(node)
 
@@ -94,10 +102,14 @@ class Trace:
 
     def _arguments(self, node: Node, results: Results, used: Sequence[Owners]) -> Arguments:
         sizes = [() if child is None else shapes(child)[output] for child, output in node.next_functions]
+        if isinstance(node, BackwardCFunction):
+            self._check_linear(node)
         if self._graph.examples == 1:
             return [own.everywhere(0, len(size)) for size in sizes]
         if node.name() in BATCH_NORMS and saved(node, "_saved_training"):
             _refuse_statistics(used)
+        if node.name() in EMBEDDINGS:
+            _refuse_frequencies(node)
         if all(own.is_all_shared(one) for one in used):
             return [own.everywhere(SHARED, len(size)) for size in sizes]
         found = list(arguments(node, results))
@@ -112,31 +124,61 @@ class Trace:
     # ---------------------------------------------------------------- trying out
 
     def _try(self, node: Node, results: Results) -> list[Owners]:
-        """Owners of the arguments, by what the node's backward does to gradients that are scaled."""
+        """Owners of the arguments, by which examples' gradients the node's backward hands to each element."""
         metadata = saved(node, "_input_metadata")
-        base = min(_POWERS.get(one.dtype, _MANY_POWERS) for one in metadata)
         gradients = [None if one is None else self._random(at) for one, at in zip(results, metadata, strict=True)]
-        plain = _backward(node, [_scaled(g, o, None, base) for g, o in zip(gradients, results, strict=True)])
-        digits, places = [], 1
-        while places < self._graph.examples:
-            powers = [_scaled(g, o, places, base) for g, o in zip(gradients, results, strict=True)]
-            digits.append((places, _backward(node, powers)))
-            places *= base
-        found = []
-        for number, (child, output) in enumerate(node.next_functions):
-            shape = () if child is None else shapes(child)[output]
-            parts = [(place, one[number]) for place, one in digits]
-            found.append(_decoded(plain[number], parts, base, self._graph.examples, shape))
-        return found
+        codes = self._example_codes()
+        sizes = [() if child is None else shapes(child)[output] for child, output in node.next_functions]
+        patterns: list[list[torch.Tensor]] = [[] for _ in sizes]
+        for takes_part in codes.T:
+            some = [_of_examples(g, o, takes_part) for g, o in zip(gradients, results, strict=True)]
+            for pattern, found, size in zip(patterns, _backward(node, some), sizes, strict=True):
+                pattern.append(_differs_from_zero(found, size))
+        return [_owners_of(torch.stack(pattern), codes) for pattern in patterns]
+
+    def _example_codes(self) -> torch.Tensor:
+        """Whether each example takes part in each call, examples x calls: each in half of them, no two alike."""
+        if self._codes is None:
+            calls = 2
+            while math.comb(calls, calls // 2) < self._graph.examples:
+                calls += 1
+            chosen = itertools.islice(itertools.combinations(range(calls), calls // 2), self._graph.examples)
+            codes = torch.zeros((self._graph.examples, calls), dtype=torch.bool)
+            for example, places in enumerate(chosen):
+                codes[example, list(places)] = True
+            self._codes = codes
+        return self._codes
+
+    def _check_linear(self, node: Node) -> None:
+        """Refuses a backward that somebody wrote and that is not linear: no factor can be applied to its result."""
+        metadata = saved(node, "_input_metadata")
+        first, second = ([self._random(one) for one in metadata] for _ in range(2))
+        halves = {one.dtype for one in metadata} & {torch.float16, torch.bfloat16}
+        tolerance = _NOT_LINEAR * (10 if halves else 1)
+        of_first, of_second = _backward(node, first), _backward(node, second)
+        mixed = _backward(node, [two - one for one, two in zip(first, second, strict=True)])
+        expected = [_difference(two, one) for one, two in zip(of_first, of_second, strict=True)]
+        pairs = [*zip(mixed, expected, strict=True)]
+        for gain in _GAINS[torch.float16] if torch.float16 in halves else _FAR_GAINS:
+            scaled = _backward(node, [gain * one for one in first])
+            pairs += [(None if one is None else one / gain, plain) for one, plain in zip(scaled, of_first, strict=True)]
+        if not all(_are_close(found, plain, tolerance) for found, plain in pairs):
+            raise WrongGradients(
+                f"the backward of {node.name()} is not linear in the gradient: it clamps, normalises or rounds it. "
+                f"{NOT_LINEAR_ADVICE}"
+            )
 
     def _random(self, metadata: object) -> torch.Tensor:
-        """Numbers between 1 and 2, and between -2 and -1: none is small. Torch's own random numbers are left alone."""
+        """Numbers between 1 and 2, and between -2 and -1, times a power of two: none is small.
+
+        Torch's own random numbers are left alone.
+        """
         device, shape, dtype = metadata.device, tuple(metadata.shape), metadata.dtype  # type: ignore[attr-defined]
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(len(self._graph.nodes))
         generator = self._generators[device]
         numbers = torch.rand(shape, generator=generator, device=device) * 4.0 - 2.0
-        return (numbers.sign() + numbers / 2.0).to(dtype)
+        return ((numbers.sign() + numbers / 2.0) * _SIZE.get(dtype, _LARGE_SIZE)).to(dtype)
 
 
 def _refuse_statistics(used: Sequence[Owners]) -> None:
@@ -150,44 +192,54 @@ def _refuse_statistics(used: Sequence[Owners]) -> None:
             )
 
 
-def _scaled(gradient: torch.Tensor | None, owners: Owners | None, place: int | None, base: int) -> torch.Tensor | None:
-    """Each example's gradients by a power of two that is one digit of its number; what is shared by no power of two."""
+def _refuse_frequencies(node: Node) -> None:
+    """An embedding that divides by how often a row is used in the batch, by whomever."""
+    if saved(node, "_saved_scale_grad_by_freq"):
+        raise ValueError(
+            "an embedding with scale_grad_by_freq=True divides the gradient of an example by how often others use the "
+            "same rows: no clipping bounds the influence of one. Use scale_grad_by_freq=False"
+        )
+
+
+def _of_examples(gradient: torch.Tensor | None, owners: Owners | None, takes_part: torch.Tensor) -> torch.Tensor | None:
+    """The gradients of some examples, and of what is shared; all others are exactly zero."""
     if gradient is None or owners is None:
         return None
-    scales = torch.ones(owners.shape)
-    if place is not None:
-        scales = 2.0 ** -(owners.clamp(min=0) // place % base).float()
-        scales[owners == SHARED] = 0.7
-    scales[owners == NOBODY] = 0.0
-    return gradient * scales.to(gradient)
+    is_kept = (owners == SHARED) | (takes_part[owners.clamp(min=0)] & (owners >= 0))
+    return torch.where(is_kept.to(gradient.device), gradient, 0.0)
 
 
-def _decoded(
-    plain: torch.Tensor | None,
-    digits: Sequence[tuple[int, torch.Tensor | None]],
-    base: int,
-    examples: int,
-    shape: Sequence[int],
-) -> Owners:
-    """The example whose number the scales spell, for each element."""
-    if plain is None or 0 in shape:
-        return own.everywhere(NOBODY, len(shape))
-    plain = plain.sum_to_size(tuple(shape))  # as autograd does with what was spread
-    number = torch.zeros(plain.shape, dtype=torch.int64, device=plain.device)
-    is_apart = torch.ones_like(number, dtype=torch.bool)
-    is_zero = plain == 0
-    close = _CLOSE.get(plain.dtype, _CLOSE_IN_HALF)
-    for place, scaled in digits:
-        one = torch.zeros_like(plain) if scaled is None else scaled.sum_to_size(tuple(shape))
-        power = torch.log2((plain / one).abs()).round().nan_to_num(-1.0, -1.0, -1.0)
-        expected = torch.ldexp(plain, -power)
-        is_apart &= (power >= 0) & (power < base)
-        is_apart &= (one - expected).abs() <= close * expected.abs()
-        is_zero &= one == 0
-        number += power.long().clamp(min=0) * place
-    is_apart &= number < examples
-    found = torch.where(is_zero, NOBODY, torch.where(is_apart, number, SHARED))
-    return own.thinned(found.cpu())
+def _differs_from_zero(found: torch.Tensor | None, size: Sequence[int]) -> torch.Tensor:
+    """For each element of an argument of this size; NaN counts as a difference."""
+    if found is None or 0 in size:
+        return torch.zeros(tuple(size), dtype=torch.bool)
+    return (found.sum_to_size(tuple(size)) != 0).cpu()  # summed as autograd does with what was spread
+
+
+def _owners_of(patterns: torch.Tensor, codes: torch.Tensor) -> Owners:
+    """Of each element, by the calls in which it differed from zero: calls x the argument's shape."""
+    calls = codes.shape[1]
+    if patterns[0].numel() == 0:
+        return own.everywhere(NOBODY, patterns[0].dim())
+    powers = 2 ** torch.arange(calls)
+    numbers = (patterns * powers.view(-1, *[1] * (patterns.dim() - 1))).sum(0)
+    owner_of = torch.full((2**calls,), SHARED, dtype=torch.int64)
+    owner_of[0] = NOBODY
+    owner_of[(codes * powers).sum(1)] = torch.arange(len(codes))
+    return own.thinned(owner_of[numbers])
+
+
+def _difference(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return None if one is None or other is None else one - other
+
+
+def _are_close(found: torch.Tensor | None, expected: torch.Tensor | None, tolerance: float) -> bool:
+    if found is None or expected is None:
+        return found is expected
+    if not bool(torch.isfinite(found).all() & torch.isfinite(expected).all()):
+        return True  # beyond the range of numbers nothing can be said
+    distance, size = tensors.vector_norm(found - expected), tensors.vector_norm(expected)
+    return distance <= tolerance * size
 
 
 def _backward(node: Node, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -21,6 +21,7 @@ from edpsgd.per_example.operations import lstm_sequences
 from edpsgd.per_example.rules import Received, Use, allows, uses
 
 _GAINS = (11.3, 1 / 43.7)
+_GAIN = 2.0**30  # by which hooks show themselves; float16 has no room for it
 
 
 class Batch:
@@ -173,6 +174,7 @@ class Batch:
         nodes = [*receivers, *(node for node in self._graph.nodes if node in cut)]
         received = self._around_layers(nodes, is_last)
         kinds = {one.dtype for results in received.values() for one in results if one is not None}
+        self._gain = 1.0 if torch.float16 in kinds else _GAIN
         self.tolerance = 0.03 if kinds & {torch.bfloat16, torch.float16} else 1e-3
         products = Products()
         at: dict[Node, Received] = {}
@@ -281,6 +283,11 @@ class Batch:
             yield number, total
 
     @property
+    def shows_hooks(self) -> bool:
+        """Whether ``by_autograd_far_off`` differs where gradients do not grow as their losses do."""
+        return self._gain > 1
+
+    @property
     def numbers(self) -> list[int]:
         """Of the layers that have gradients."""
         return [*self._layers, *(number for cut in self._cuts for number in cut.parameters)]
@@ -308,6 +315,17 @@ class Batch:
                 difference = other.double() / gain - once[number].double()
                 noise[number] = max(noise[number], float(difference.norm()))
         return noise
+
+    def by_autograd_far_off(self, factors: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The same by autograd for losses that are far larger, and smaller again afterwards.
+
+        A hook that clamps or normalises gradients then makes others. The gain is a power of two, so that nothing else
+        is rounded in another way; where it leaves the range, nothing is scaled.
+        """
+        found = self.by_autograd(factors * self._gain)
+        if not all(bool(torch.isfinite(one).all()) for one in found.values()):
+            return self.by_autograd(factors)
+        return {number: one / self._gain for number, one in found.items()}
 
     def by_autograd(self, factors: torch.Tensor) -> dict[int, torch.Tensor]:
         """The same sums by autograd alone; without layers that have no gradient."""

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 
 import torch
 
+from edpsgd import tensors
 from edpsgd.per_example.backward_pass import Batch
+from edpsgd.per_example.errors import NOT_LINEAR_ADVICE, WrongGradients
 from edpsgd.per_example.ghost import exact
 from edpsgd.per_example.layout import Units
 from edpsgd.per_example.nonfinite import AloneGradients, find_alone
@@ -33,13 +35,13 @@ _TOO_LATE = (
     "Steps before this one may have been clipped wrongly, and ε does not hold for them. Use verify='always', or one "
     "backward and accumulate() for each example"
 )
+_NOT_LINEAR = (
+    "autograd's gradients of {names} do not grow as their losses do: a hook, or a function with a backward of its own, "
+    f"clamps or normalises them. {NOT_LINEAR_ADVICE}"
+)
 _FAR_OFF = 10  # times the tolerance: no rounding error
 _NOISE = 4  # times what half precision rounds away in autograd's own sums may be rounded away in others
 _FINE = 1e-2  # a tolerance below this is one of single precision
-
-
-class WrongGradients(RuntimeError):
-    """Gradients that were relied upon do not agree with autograd."""
 
 
 class UnitGradients:
@@ -59,6 +61,8 @@ class UnitGradients:
 
     Attributes:
         has_shared_rows: whether gradients of several examples reached the same rows in the last batch.
+        has_uncompared: whether a layer of the last batch could not be compared, since NaN or infinities of some
+            examples are in autograd's sums over all of them.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -83,7 +87,7 @@ class UnitGradients:
         self._distrusted: set[str] = set()
         self._warned: set[str] = set()
         self._batches, self._verifies_all = 0, verifies_all
-        self.has_shared_rows = False
+        self.has_shared_rows, self.has_uncompared = False, False
         self._batch: Batch | None = None
         self._alone: AloneGradients | None = None
         self._norms = torch.empty(0)
@@ -104,6 +108,7 @@ class UnitGradients:
         """
         groups = _groups(losses, units, count)
         self.release()
+        self.has_uncompared = False
         if len(losses) == 0:
             self._has_batch = True
             return torch.zeros((groups.count, len(self._parameters)), device=losses.device)
@@ -170,7 +175,8 @@ class UnitGradients:
             norms = batch.norms()
             wrong = self._compare(batch, norms, groups) if batch.is_checked else {}
             if not wrong:
-                self._compared |= batch.kinds if batch.is_checked and len(losses) > 1 else set()
+                is_compared = batch.is_checked and not self.has_uncompared and len(losses) > 1
+                self._compared |= batch.kinds if is_compared else set()
                 self.has_shared_rows = bool(batch.shared)
                 self._warn(batch.without_rule, _NO_RULE)
                 self._warn(batch.shared, _SHARED)
@@ -182,13 +188,22 @@ class UnitGradients:
             self._distrusted.update(names)
 
     def _compare(self, batch: Batch, norms: torch.Tensor, groups: Units) -> dict[int, float]:
-        """The layers whose weighted sums, or the norms of some units, are not what autograd says; how far off."""
-        trusted = {number for number, name in enumerate(self._parameters) if name not in self._distrusted}
-        wrong = dict[int, float]()
+        """The layers whose weighted sums, or the norms of some units, are not what autograd says; how far off.
+
+        Layers that are distrusted are autograd's own, one unit at a time. If these do not add up, it is not linear.
+        """
+        names = list(self._parameters)
+        wrong, not_linear = dict[int, float](), list[str]()
         for number, off, size in self._distances(batch, norms, groups):
             allowed = batch.tolerance * size
-            if not off <= allowed and number in trusted:
-                wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
+            if off <= allowed:
+                continue
+            if names[number] in self._distrusted:
+                not_linear += [names[number]] if batch.shows_hooks else []
+                continue
+            wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
+        if not_linear:
+            raise WrongGradients(_NOT_LINEAR.format(names=", ".join(dict.fromkeys(not_linear))))
         return wrong
 
     def _distances(self, batch: Batch, norms: torch.Tensor, groups: Units) -> Iterator[tuple[int, float, float]]:
@@ -197,20 +212,25 @@ class UnitGradients:
         present = [unit for unit in groups.present if is_finite[unit]]
         if not present:
             return
-        if len(present) < len(groups.present):
+        has_broken = len(present) < len(groups.present)
+        if has_broken:
             batch.drop(~is_finite.to(norms.device))
         chosen = present
         if batch.tolerance > _FINE:  # then one wrong unit would be lost among many
             chosen = random.sample(chosen, min(8, len(chosen)))
         factors = _mixing(norms, chosen)
-        whole = float((norms[chosen] * factors[chosen].unsqueeze(1)).norm())
-        expected = batch.by_autograd(factors)
+        whole = tensors.vector_norm(norms[chosen].double() * factors[chosen].double().unsqueeze(1))
+        expected = batch.by_autograd_far_off(factors)
         noise = batch.noise_of_autograd(factors) if batch.tolerance > _FINE else {}
         for number, found in batch.sums(factors):
             one = expected.pop(number, torch.zeros_like(found))
-            off = float(found.sub_(one).norm()) - _NOISE * noise.get(number, 0.0)
-            yield number, max(0.0, off), float(one.norm()) + 0.01 * whole
-        usual = float(norms[present].norm()) / len(present) ** 0.5
+            size = tensors.vector_norm(one)
+            if has_broken and not math.isfinite(size):  # autograd sums NaN of the others too, whatever their factors
+                self.has_uncompared = True
+                continue
+            off = tensors.vector_norm(found.sub_(one)) - _NOISE * noise.get(number, 0.0)
+            yield number, off if math.isnan(off) else max(0.0, off), size + 0.01 * whole
+        usual = tensors.vector_norm(norms[present]) / len(present) ** 0.5
         for unit in present if self._verifies_all else random.sample(present, min(3, len(present))):
             for number, size in batch.norms_of(unit):
                 too_small = max(0.0, size - float(norms[unit, number]))  # too large on purpose, where rows cancel
@@ -226,11 +246,14 @@ class UnitGradients:
             layers = secrets.SystemRandom().sample(layers, min(3, len(layers)))
             columns = [(factors[:, number], [number]) for number in layers]
         for column, numbers in columns:
-            expected, whole = batch.by_autograd(column), float((norms * column.to(norms).unsqueeze(1)).norm())
+            expected, whole = batch.by_autograd(column), tensors.vector_norm(norms * column.to(norms).unsqueeze(1))
             for number in numbers:
                 one = expected.get(number, torch.zeros_like(found[number]))
-                allowed = batch.tolerance * (float(one.norm()) + 0.01 * whole)
-                if not float((found[number] - one).norm()) <= allowed:
+                size = tensors.vector_norm(one)
+                if self.has_uncompared and not math.isfinite(size):
+                    continue
+                allowed = batch.tolerance * (size + 0.01 * whole)
+                if not tensors.vector_norm(found[number] - one) <= allowed:
                     raise WrongGradients("a clipped sum does not agree with autograd: it is not released")
         for number, one in found.items():
             sums[number].add_(one)
@@ -257,7 +280,7 @@ def _mixing(norms: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
     do. Up to eight are powers of two, by which half precision scales without rounding.
     """
     random = secrets.SystemRandom()
-    sizes, factors = norms.norm(dim=1).tolist(), [0.0] * len(norms)
+    sizes, factors = tensors.row_lengths(norms).tolist(), [0.0] * len(norms)
     largest = max(sizes[unit] for unit in chosen)
     if len(chosen) <= 8:
         options = [sign * 2.0**-power for sign in (-1, 1) for power in range(4)]

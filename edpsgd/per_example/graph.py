@@ -123,6 +123,17 @@ def shapes(node: Node) -> list[tuple[int, ...]]:
     return [tuple(one.shape) for one in saved(node, "_input_metadata")]
 
 
+def swaps(node: Node) -> bool:
+    """Whether an operation that may turn a matrix does so: its dimensions may be named in their order, or twice."""
+    if node.name() == "TransposeBackward0":
+        first, second = (int(saved(node, f"_saved_{name}")) for name in ("dim0", "dim1"))
+        return first % 2 != second % 2  # negative ones are kept as unsigned numbers, which are as odd
+    if node.name() == "PermuteBackward0":
+        dims = list(saved(node, "_saved_dims"))
+        return bool(dims) and dims[0] % 2 == 1
+    return True
+
+
 def is_weight(node: Node | None) -> bool:
     """Whether a result is a parameter, or made of parameters and nothing else."""
     stack, most = [node], 12  # larger ones are taken for what they may be

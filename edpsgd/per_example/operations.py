@@ -426,6 +426,7 @@ def _named(kinds: str, meaning: Meaning) -> dict[str, Meaning]:
 
 
 BATCH_NORMS = {f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")}
+EMBEDDINGS = {"EmbeddingBackward0", "EmbeddingBagBackward0"}
 MEANINGS: dict[str, Meaning] = {
     **_named(_POINTWISE, _pointwise),
     **_named("MseLoss SmoothL1Loss HuberLoss BinaryCrossEntropyWithLogits BinaryCrossEntropy L1Loss", _pointwise_loss),

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from edpsgd.per_example import recurrent
 from edpsgd.per_example.ghost import LayerGradients, exact
-from edpsgd.per_example.graph import PASSING, TURNING, Graph, saved, shapes, spread_alike
+from edpsgd.per_example.graph import PASSING, TURNING, Graph, saved, shapes, spread_alike, swaps
 from edpsgd.per_example.layout import Layout, Rows, Units
 
 
@@ -99,7 +99,10 @@ def uses(graph: Graph, leaf: Node, shape: Sequence[int]) -> list[Use]:
         for consumer, slot in graph.consumers.get(node, ()):
             name = consumer.name()
             if name in TURNING and len(now) == 2:
-                stack.append((consumer, not is_turned, is_reshaped, now[::-1]))
+                if swaps(consumer):
+                    stack.append((consumer, not is_turned, is_reshaped, now[::-1]))
+                else:
+                    stack.append((consumer, is_turned, is_reshaped, now))
             elif name in PASSING:
                 then = shapes(consumer)[0]
                 stack.append((consumer, is_turned, is_reshaped or then != now, then))
@@ -115,7 +118,9 @@ def _receiver(graph: Graph, node: Node) -> Node:
         return node
     add, slot = consumers[0]
     is_plain = slot == 0 or saved(add, "_saved_alpha") == 1
-    return add if is_plain and shapes(add)[0] != shapes(node)[0] else node
+    before, after = shapes(node)[0], shapes(add)[0]
+    has_same_rows = before[-1] == after[-1]  # an embedding of width 1 may be spread over columns too
+    return add if is_plain and has_same_rows and before != after else node
 
 
 # -------------------------------------------------------------------- products of matrices

@@ -13,6 +13,7 @@ from edpsgd.distributed.collectives import Collective
 from edpsgd.sampling.secret_draws import RandomDraws
 
 _DRAWS = 2  # how micro-batches of Poisson draws follow from a seed; counts up when that changes
+_FINE = 1e-6  # a rate above this hardly notices the grid of random numbers
 _CHUNK = 1 << 20  # indices whose random numbers are held at once
 
 
@@ -71,7 +72,7 @@ class PoissonBatches(RandomDraws):
         check_count("micro_batches", self._slots)
         if self.unit != "micro_batch" and self._slots != 1:
             raise ValueError("micro_batches is for unit='micro_batch'; with unit='example' it follows the draw")
-        self.sampling_rate = float(q)
+        self.sampling_rate = _drawn_rate(float(q))
         self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._steps is None else self._steps
         check_count(self._names[1], self.steps_per_epoch)
         self.micro_batches = self._slots if self.unit == "micro_batch" else None
@@ -137,3 +138,13 @@ class PoissonBatches(RandomDraws):
             for k, batch in enumerate(batches):
                 batch += (chosen[slot == self._rank * own + k] + start).tolist()
         return batches
+
+
+def _drawn_rate(q: float) -> float:
+    """The probability that a random number, a multiple of 2^-53, is below q: what the accountant must know.
+
+    Example:
+        >>> _drawn_rate(0.05), _drawn_rate(1e-30) == 2.0**-53
+        (0.05, True)
+    """
+    return q if q >= _FINE else math.ceil(q * 2.0**53) * 2.0**-53

@@ -57,6 +57,11 @@ class Users(Batches):
         """Of the users' numbers of examples, if they were given."""
         return super()._order_digest(self._counts)
 
+    def _compare_order(self, digests: Sequence[bytes | None]) -> None:
+        """Refuses other numbers. The same ones do not say that they are of the same users in the same order."""
+        super()._compare_order(digests)
+        self.is_order_compared = False
+
     def fits(self, unit: str) -> bool:
         """Only users."""
         return unit == "user"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,6 +37,9 @@ _GRADIENTS_ROUND = 10.0  # how much more than losses gradients may change
 _SMALL = 10.0  # times the absolute tolerance: changes of a few per cent would not be seen in smaller losses
 _ROUNDS = 3  # each with other random numbers, for what mixes only sometimes, and with other weights
 _FAR, _NEAR = 1.0, 0.1  # how far weights are moved at random, over their size; far ones make half precision chaotic
+_DRAWS = 12  # tries with random numbers of their own, for what mixes only sometimes
+_CHAOS = 10.0  # a change is rounding if weights that are rounded otherwise make one that is a tenth of it
+_TOGETHER = 10.0  # how much more sums of gradients may differ than single ones
 _MOST_COPIES = 32  # examples in the batches that have as many examples as tokens
 _CAUSES = (
     "What usually does that: padding in a mean or under max-pooling, a bidirectional LSTM on padding that is not "
@@ -89,10 +94,11 @@ def check_losses(
         check_number("tolerance", tolerance, 0.0, strict=True)
     modules = [module for module in (losses, model) if isinstance(module, nn.Module)]
     with quiet_training(modules) as training:
-        trial = _Trial(losses, examples, training, tolerance)
+        trial = _Trial(losses, examples, training, tolerance, modules)
         trial.compare_losses(seed=0)
         trial.compare_gradients(seed=0)
         _check_parameters(training, modules)
+        trial.compare_draws()
         for seed in range(1, _ROUNDS):
             _move_parameters(modules, seed, trial.distance)
             trial.compare_moved(seed)
@@ -120,6 +126,24 @@ def _move_parameters(modules: Sequence[nn.Module], seed: int, distance: float) -
         parameter.add_(distance * size * noise.to(parameter))
 
 
+@contextmanager
+def _rounded_otherwise(modules: Sequence[nn.Module], precision: torch.dtype, seed: int) -> Iterator[None]:
+    """Within, each weight differs by about as much as it was rounded."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [*dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad)]
+    before = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter in parameters:
+            share = torch.finfo(precision).eps * torch.randn(parameter.shape, generator=generator)
+            parameter.mul_(1.0 + share.to(parameter))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, kept in zip(parameters, before, strict=True):
+                parameter.copy_(kept)
+
+
 class _NotFiniteError(ValueError):
     """A loss that cannot be compared."""
 
@@ -127,12 +151,20 @@ class _NotFiniteError(ValueError):
 class _Trial:
     """Calls of one function on the same examples in changing company."""
 
-    def __init__(self, losses: Losses, examples: list[Any], training: QuietTraining, tolerance: float | None) -> None:
+    def __init__(
+        self,
+        losses: Losses,
+        examples: list[Any],
+        training: QuietTraining,
+        tolerance: float | None,
+        modules: Sequence[nn.Module],
+    ) -> None:
         self._losses, self._examples, self._training, self._tolerance = losses, examples, training, tolerance
         self._numbers = list(range(len(examples)))
         self._sizes: list[list[int]] = [[] for _ in examples]  # what may be the number of tokens of each
         self._largest = 0.0  # loss or norm of a gradient
         self._where = ""
+        self._modules = modules
 
     @property
     def tolerance(self) -> float:
@@ -159,6 +191,18 @@ class _Trial:
 
     # ---------------------------------------------------------------- losses
 
+    def compare_draws(self) -> None:
+        """Some alone and with everybody else, each time with other random numbers that nobody can foresee."""
+        secret = secrets.SystemRandom()
+        for _ in range(_DRAWS):
+            seed = secret.randrange(1 << 31)
+            together = self._call(self._numbers, seed, anew=True).tolist()
+            for number in secret.sample(self._numbers, 2):
+                alone = float(self._call([number], seed, anew=True))
+                change = abs(together[number] - alone) / max(abs(alone), self._floor([abs(alone)]))
+                if not change <= self.tolerance:
+                    self._refuse(number, seed, f"the loss of example {number} changes by {_percent(change)}")
+
     def compare_losses(self, seed: int) -> None:
         """Each example alone, from the state in which the model was given, against all kinds of company."""
         alone = [self._alone(number, seed) for number in self._numbers]
@@ -169,7 +213,23 @@ class _Trial:
             for number, value in zip(company, values, strict=True):
                 change = abs(value - alone[number]) / max(abs(alone[number]), floor)
                 if not change <= self.tolerance:  # NaN too
+                    rounded = self._loss_of_rounded(number, seed, alone[number], floor) if self._where else 0.0
+                    if rounded > self.tolerance or change <= _CHAOS * rounded:
+                        return  # with these weights rounding grows beyond everything, as in long recurrences
                     self._refuse(number, seed, f"the loss of example {number} changes by {_percent(change)}")
+
+    def _loss_of_rounded(self, number: int, seed: int, alone: float, floor: float) -> float:
+        """By how much an example's own loss changes if the weights change by rounding."""
+        with _rounded_otherwise(self._modules, self._training.watch.precision, seed):
+            loss = float(self._call([number], seed, anew=True))
+        return abs(loss - alone) / max(abs(alone), floor)
+
+    def _gradient_of_rounded(
+        self, number: int, seed: int, alone: list[torch.Tensor], leaves: list[torch.Tensor]
+    ) -> float:
+        """The same of its gradient: the length of the change."""
+        with _rounded_otherwise(self._modules, self._training.watch.precision, seed):
+            return _distance(self._gradient([number], [1.0], leaves, seed, anew=True), alone)
 
     def _alone(self, number: int, seed: int) -> float:
         self._training.watch.sizes.clear()
@@ -247,9 +307,22 @@ class _Trial:
         self._check_size()
         for company in (self._numbers, draw.sample(self._numbers, len(self._numbers))):
             found = self._gradient(company, [weights[number] for number in company], leaves, seed)
-            if not _distance(found, expected) <= _GRADIENTS_ROUND * self.tolerance:
-                self._compare_each(company, leaves, seed, norms)
+            distance = _distance(found, expected)
+            if distance <= _GRADIENTS_ROUND * self.tolerance:
+                continue
+            if self._compare_each(company, leaves, seed, norms):
+                self._refuse_sum(distance)
         return None
+
+    def _refuse_sum(self, distance: float) -> None:
+        """Every gradient alone is what it should be, and their sum is not."""
+        allowed = min(_TOGETHER * _GRADIENTS_ROUND * self.tolerance, 0.5 * len(self._numbers) ** 0.5)
+        if not distance <= allowed:
+            raise ValueError(
+                f"the gradient of all examples together is not the sum of the single ones{self._where}: a hook or a "
+                "function with a backward of its own clamps or normalises gradients, or rounds them. Clipped in one "
+                "pass, such gradients have no sensitivity of C, and ε would not hold"
+            )
 
     def _check_size(self) -> None:
         """Where everything is rounding, nothing was compared."""
@@ -259,15 +332,21 @@ class _Trial:
                 "has not learned, and losses that are not scaled down"
             )
 
-    def _compare_each(self, company: Company, leaves: list[torch.Tensor], seed: int, norms: list[float]) -> None:
+    def _compare_each(self, company: Company, leaves: list[torch.Tensor], seed: int, norms: list[float]) -> bool:
+        """Refuses a gradient that changes with its company; whether rounding leaves room for that to be seen."""
         floor = self._floor(norms)
         for place, number in enumerate(company):
             weights = [float(other == place) for other in range(len(company))]
             alone = self._gradient([number], [1.0], leaves, seed, anew=True)
-            change = _distance(self._gradient(company, weights, leaves, seed), alone) / max(norms[number], floor)
+            size = max(norms[number], floor)
+            change = _distance(self._gradient(company, weights, leaves, seed), alone) / size
             if not change <= _GRADIENTS_ROUND * self.tolerance:
+                rounded = self._gradient_of_rounded(number, seed, alone, leaves) / size if self._where else 0.0
+                if rounded > _GRADIENTS_ROUND * self.tolerance or change <= _CHAOS * rounded:
+                    return False
                 text = f"the gradient of example {number}'s loss changes by {_percent(change)} of its norm"
                 self._refuse(number, seed, text)
+        return True
 
     def _gradient(
         self, company: Company, weights: list[float], leaves: list[torch.Tensor], seed: int, anew: bool = False

@@ -64,6 +64,12 @@ def _check_modules(model: nn.Module, unit: str) -> None:
             f"embeddings with max_norm rescale the rows that private text uses, unprotected: {', '.join(renormed)}. "
             "Use max_norm=None"
         )
+    counted = [name for name, module in named.items() if getattr(module, "scale_grad_by_freq", False)]
+    if counted and unit == "example":
+        raise ValueError(
+            "embeddings with scale_grad_by_freq divide the gradient of an example by how often the others of its batch "
+            f"use the same rows: {', '.join(counted)}. Use scale_grad_by_freq=False"
+        )
     synced = [name for name, module in named.items() if _is_synced(module)]
     if synced:
         raise ValueError(

@@ -16,7 +16,7 @@ from torch import nn
 import edpsgd
 from edpsgd import FedAvg, FedSGD, PoissonBatches, PoissonUsers, ShuffledBatches
 from edpsgd.ledger import guarantee
-from edpsgd.ledger.events import Event
+from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.sampling.data_order import order_digest
 from tests.helpers.common import Bag, assert_std, layers_of, private, set_gradients
 from tests.helpers.federation import Point, pushed, training
@@ -322,13 +322,15 @@ def test_a_fraction_that_another_worker_has_read(tmp_path) -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_a_fraction_may_be_read_when_the_ledger_is_closed(tmp_path) -> None:
+def test_a_fraction_is_not_read_when_the_ledger_is_closed(tmp_path) -> None:
+    """Nothing could say that it was, and the next run on the same ledger may follow from it."""
     model = Bag((5,))
     optimizer = private(model, ledger=tmp_path / "ledger.jsonl")
     set_gradients(model, 1.0)
     optimizer.step()
     optimizer.ledger.close()
-    assert optimizer.clip_fraction == 1.0
+    with pytest.raises(LedgerError, match="closed"):
+        _ = optimizer.clip_fraction
 
 
 # -------------------------------------------------------------------- clip fraction of users

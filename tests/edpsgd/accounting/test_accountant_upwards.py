@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special
 
 from edpsgd import Budget, accounting
-from edpsgd.accounting import loss_grid, pld, renyi
+from edpsgd.accounting import calibration, loss_grid, pld, renyi
 from edpsgd.accounting.pld import Composition, Steps
 from edpsgd.ledger import Ledger, guarantee
 from edpsgd.ledger.budget import Allowance
@@ -236,7 +236,7 @@ def test_steps_that_are_none_are_refused(step, name) -> None:
 
 def test_a_calibration_never_settles_for_no_number() -> None:
     with pytest.raises(ValueError, match="cannot be reached"):
-        accounting._settle(1.0, lambda z: math.nan, 1.0)
+        calibration._settle(1.0, lambda z: math.nan, 1.0)
 
 
 @pytest.mark.parametrize("batching", ["shuffled", "poisson", "fixed_size"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edpsgd.mechanism import clipping
+from edpsgd import tensors
 from tests.helpers.common import Bag, Spy, private, quiet, set_gradients
 
 WAITS = (
@@ -26,7 +26,7 @@ WAITS = (
 @pytest.fixture
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms are made as on a GPU; those of tensors that the host has at hand may be read."""
-    monkeypatch.setattr(clipping, "_is_at_hand", lambda tensor: False)
+    monkeypatch.setattr(tensors, "_is_at_hand", lambda tensor: False)
 
 
 class Operations(TorchDispatchMode):

@@ -13,7 +13,7 @@ from tests.helpers.common import Bag, assert_same, assert_std, layers_of, privat
 
 @pytest.fixture
 def elsewhere(monkeypatch) -> None:
-    monkeypatch.setattr(noise, "on_cpu", lambda tensor: False)
+    monkeypatch.setattr(tensors, "on_cpu", lambda tensor: False)
 
 
 def train(clipping: str, bad: int | None = None) -> Bag:

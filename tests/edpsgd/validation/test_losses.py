@@ -273,3 +273,58 @@ def test_the_optimizer_is_told() -> None:
     assert not optimizer._are_losses_checked
     edpsgd.check_losses(model, some_examples(), optimizer=optimizer)
     assert optimizer._are_losses_checked
+
+
+# ---------------------------------------------------------------- gradients that do not add up, and rounding that grows
+
+
+class Clamped(torch.autograd.Function):
+    """The identity, with a gradient that is bounded on its way back."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-1e-2, 1e-2)
+
+
+def test_gradients_that_do_not_add_up_are_refused() -> None:
+    """Each one alone is right, and together they are not the sum."""
+    first, last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def losses(batch):
+        return last(Clamped.apply(first(torch.stack(batch)).tanh())).squeeze(1).square()
+
+    with pytest.raises(ValueError, match="not the sum of the single ones"):
+        edpsgd.check_losses(losses, list(torch.randn(8, 4)), model=nn.ModuleList([first, last]))
+
+
+def test_a_long_recurrence_in_which_rounding_grows_is_not_refused() -> None:
+    torch.manual_seed(0)
+    rnn, head = nn.RNN(8, 64, batch_first=True), nn.Linear(64, 1)
+    nn.init.orthogonal_(rnn.weight_hh_l0)
+
+    def losses(batch):
+        return head(rnn(torch.stack(batch))[0][:, -1]).squeeze(1).square()
+
+        edpsgd.check_losses(losses, list(torch.randn(6, 150, 8)), model=nn.ModuleList([rnn, head]))
+
+
+@pytest.mark.parametrize("draw", [lambda: float(torch.rand(1)), random.random])
+def test_mixing_that_is_drawn_at_random_is_found_more_often_than_not(draw) -> None:
+    """With other draws each time, so that trying again helps."""
+    layer, refused = nn.Linear(4, 1), 0
+
+    def losses(batch):
+        inputs = torch.stack(batch)
+        inputs = 0.7 * inputs + 0.3 * inputs.flip(0) if draw() < 0.2 else inputs
+        return layer(inputs).squeeze(1).square()
+
+    for _ in range(10):
+        try:
+            edpsgd.check_losses(losses, list(torch.randn(6, 4)), model=layer)
+        except ValueError:
+            refused += 1
+    assert refused >= 5  # each time with a probability of 1 - 0.8^12 = 0.93
