@@ -206,7 +206,7 @@ def _of_examples(gradient: torch.Tensor | None, owners: Owners | None, takes_par
     if gradient is None or owners is None:
         return None
     is_kept = (owners == SHARED) | (takes_part[owners.clamp(min=0)] & (owners >= 0))
-    return torch.where(is_kept.to(gradient.device), gradient, 0.0)
+    return gradient * is_kept.to(gradient)  # all are finite, so that this makes exact zeros
 
 
 def _differs_from_zero(found: torch.Tensor | None, size: Sequence[int]) -> torch.Tensor:
@@ -221,12 +221,16 @@ def _owners_of(patterns: torch.Tensor, codes: torch.Tensor) -> Owners:
     calls = codes.shape[1]
     if patterns[0].numel() == 0:
         return own.everywhere(NOBODY, patterns[0].dim())
+    for dim in range(patterns.dim() - 1, 0, -1):  # features mostly have one owner: it is decoded once
+        first = patterns.narrow(dim, 0, 1)
+        if patterns.shape[dim] > 1 and torch.equal(patterns, first.expand_as(patterns)):
+            patterns = first
     powers = 2 ** torch.arange(calls)
     numbers = (patterns * powers.view(-1, *[1] * (patterns.dim() - 1))).sum(0)
     owner_of = torch.full((2**calls,), SHARED, dtype=torch.int64)
     owner_of[0] = NOBODY
     owner_of[(codes * powers).sum(1)] = torch.arange(len(codes))
-    return own.thinned(owner_of[numbers])
+    return owner_of[numbers]
 
 
 def _difference(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
