@@ -16,6 +16,7 @@ from edpsgd import accounting, card, escaping, files
 from edpsgd.ledger.events import LedgerError
 from edpsgd.ledger.guarantee import Bound, Report, format_epsilon
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.mechanism import sensitivity
 from edpsgd.planning import Schedule, Training
 from edpsgd.schedules import Decay, ExponentialDecay, LinearDecay, parse_decay
 
@@ -167,7 +168,7 @@ def _accounted(args: argparse.Namespace, training: Training, z0: float) -> Sched
 
 def _paper_factor(args: argparse.Namespace) -> float:
     """What is left of the multiplier of the published algorithm (privacy.md section 3)."""
-    return float(1 / (2 * math.sqrt(args.workers * args.micro_batches) * (args.max_scale or 1.0)))
+    return sensitivity.paper_multiplier(1.0, args.workers, args.micro_batches, args.max_scale or 1.0)
 
 
 def _training(args: argparse.Namespace) -> Training:

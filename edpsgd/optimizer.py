@@ -476,9 +476,8 @@ class PrivateOptimizer(OptimizerWrapper):
         self._start_step()
 
     def _lay_out(self) -> None:
-        self._layers = Layers(
-            self.param_groups, self._named, self._settings.layer_scaling, self._measured, self._collective.size
-        )
+        tail = consensus.slots(self._collective.size)
+        self._layers = Layers(self.param_groups, self._named, self._settings.layer_scaling, self._measured, tail)
         self._engine = UnitGradients(self._layers.parameters, self._collective.size, self._settings.verify == "always")
 
     def _follow_parameters(self) -> None:

@@ -13,6 +13,7 @@ from edpsgd.accounting.pld import Composition, Steps
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.guarantee import Report, report
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.mechanism import sensitivity
 from edpsgd.schedules import Decay
 
 _CURVE_POINTS = 20
@@ -43,7 +44,9 @@ class Training:
 
     def noise_std(self, z: float) -> float:
         """Per coordinate of the mean gradient, at clip norm 1: sensitivity times z over the divisor (sections 2, 3)."""
-        return z / self.batch if self.unit == "example" else 2 * z / (self.workers * self.micro_batches)
+        given = self.batch if self.unit == "example" else None
+        divisor = sensitivity.public_divisor(given, self.workers, self.micro_batches)
+        return sensitivity.noise_on_mean(sensitivity.sum_sensitivity(self.unit, 1.0), z, divisor)
 
     def schedule(self, name: str, z0: float, decay: Decay | None) -> Schedule:
         """Noise that begins with z0, and its ε by every method."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from edpsgd import tensors
-from edpsgd.mechanism import clipping, layer_scales
+from edpsgd.mechanism import clipping, layer_scales, sensitivity
 from edpsgd.mechanism.buffers import float16_factor
 from edpsgd.mechanism.clipping import ClipCounter
 from edpsgd.mechanism.layer_scales import FirstStepNorms
@@ -87,7 +87,7 @@ class Contributions:
     @property
     def divisor(self) -> float:
         """A public number: never a count of examples, or of workers that happened to have data."""
-        return self._settings.divisor or self._workers * self.closed
+        return sensitivity.public_divisor(self._settings.divisor, self._workers, self.closed)
 
     # ---------------------------------------------------------------- noise
 

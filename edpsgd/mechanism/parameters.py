@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from edpsgd.distributed import consensus
 from edpsgd.mechanism import layer_scales
 from edpsgd.mechanism.buffers import GradientSum
 from edpsgd.mechanism.layer_scales import FirstStepNorms
@@ -19,6 +18,13 @@ Groups = Sequence[dict[str, Any]]
 
 class Layers:
     """A snapshot of the parameters that an optimizer holds and trains; laid out anew when they change.
+
+    Args:
+        groups: of the wrapped optimizer.
+        named: all parameters of the model, by name.
+        scaling: how layers are scaled.
+        measured: scales that were measured, by name; None while they are not.
+        tail: how many free elements the step's sum keeps for what rides along in its message.
 
     Attributes:
         parameters: the trained parameters by name, in the order of the model.
@@ -34,7 +40,7 @@ class Layers:
         named: Mapping[str, torch.Tensor],
         scaling: Mapping[str, float] | FirstStepNorms | None,
         measured: Mapping[str, float] | None,
-        workers: int,
+        tail: int,
     ) -> None:
         held = [p for group in groups for p in group["params"]]
         optimizers.check_all_named(held, named)
@@ -44,7 +50,7 @@ class Layers:
             raise ValueError("the optimizer holds no parameter that requires a gradient")
         self.scales = find_scales(list(self.parameters), named, scaling, measured)
         self.description = self._describe()
-        self.sum = GradientSum(list(self.parameters.values()), tail=consensus.slots(workers))
+        self.sum = GradientSum(list(self.parameters.values()), tail)
         uneven = self.scales is not None and any(scale != 1.0 for scale in self.scales)
         self.scale_tensor = torch.tensor(self.scales, dtype=torch.float32, device=self.sum.home) if uneven else None
         self._seen = _look(groups)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from edpsgd._arguments import UNITS, check_choice, check_number, check_seed
+from edpsgd.mechanism import sensitivity
 from edpsgd.mechanism.layer_scales import FirstStepNorms
 from edpsgd.schedules import Decay
 
@@ -71,7 +71,7 @@ class Settings:
     @property
     def sensitivity(self) -> float:
         """How far one example or user can move the sum of clipped gradients (privacy.md section 2)."""
-        return self.clip_norm * (2.0 if self.unit == "micro_batch" else self.reach)
+        return sensitivity.sum_sensitivity(self.unit, self.clip_norm, self.reach)
 
     @property
     def first_step_norms(self) -> FirstStepNorms:
@@ -90,18 +90,20 @@ class Settings:
 
     def noise_per_worker(self, z: float, workers: int, micro_batches: int, scales: list[float]) -> list[float]:
         """Std of the noise that a worker adds to its sum, for each layer, on the coordinates that it noises."""
-        if self.noise == "paper":  # y/(N·K) for each of the worker's K micro-batches, y ~ N(0, (C·z)²)
-            return [self.clip_norm * z / (workers * math.sqrt(micro_batches))] * len(scales)
-        share = 1.0 if self.noise_placement == "sharded" else math.sqrt(workers)
-        isotropic = self.sensitivity * z / share
-        return [isotropic if self.clipping == "per_layer" else a * isotropic for a in scales]
+        if self.noise == "paper":
+            std = sensitivity.paper_worker_std(self.clip_norm, z, workers, micro_batches)
+            return [std] * len(scales)
+        shares = 1 if self.noise_placement == "sharded" else workers
+        is_isotropic = self.clipping == "per_layer"
+        factors = [1.0] * len(scales) if is_isotropic else scales
+        return sensitivity.calibrated_worker_stds(self.sensitivity, z, shares, factors)
 
     def effective_noise(self, z: float, workers: int, micro_batches: int, scales: list[float]) -> float:
         """The multiplier of the Gaussian mechanism that a step really is (privacy.md section 3)."""
         if self.noise == "calibrated":
             return z
         largest = 1.0 if self.clipping == "per_layer" else max(scales)
-        return z / (2.0 * math.sqrt(workers * micro_batches) * largest)
+        return sensitivity.paper_multiplier(z, workers, micro_batches, largest)
 
     @property
     def is_sharded(self) -> bool:

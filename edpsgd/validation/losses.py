@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -20,8 +20,13 @@ from torch import nn
 from edpsgd._arguments import check_number
 from edpsgd.validation.quiet_forward import QuietTraining, quiet_training, seed_generators
 
-if TYPE_CHECKING:
-    from edpsgd.optimizer import PrivateOptimizer
+
+class ToldOptimizer(Protocol):
+    """What is told that the losses passed: a PrivateOptimizer."""
+
+    def note_checked_losses(self) -> None:
+        """Says that no loss depends on other examples."""
+
 
 Losses = Callable[[list[Any]], torch.Tensor]
 Company = list[int]  # numbers of examples, as they are handed over in one list
@@ -54,7 +59,7 @@ def check_losses(
     examples: Sequence[Any],
     *,
     model: nn.Module | None = None,
-    optimizer: PrivateOptimizer | None = None,
+    optimizer: ToldOptimizer | None = None,
     tolerance: float | None = None,
 ) -> None:
     """Refuses losses that depend on other examples: clipping them one by one would protect nobody.

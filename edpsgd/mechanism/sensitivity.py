@@ -1,0 +1,66 @@
+"""Sensitivity, divisor, and the noise that follows from them: the one place for these formulas (privacy.md 2, 3, 6).
+
+Sums are those of the clipped gradients of all units of a step, over N workers with K micro-batches each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def sum_sensitivity(unit: str, clip_norm: float, reach: float = 1.0) -> float:
+    """How far one example or user can move the sum of clipped gradients.
+
+    The average of a micro-batch can move across the whole ball; a single example or user is within it or not there.
+
+    Args:
+        unit: what is clipped, "micro_batch", "example" or "user".
+        clip_norm: C.
+        reach: how many clip norms one user can move the sum, which the sampler knows.
+
+    Example:
+        >>> sum_sensitivity("micro_batch", 1.5), sum_sensitivity("example", 1.5)
+        (3.0, 1.5)
+    """
+    return clip_norm * (2.0 if unit == "micro_batch" else reach)
+
+
+def public_divisor(given: float | None, workers: int, micro_batches: int) -> float:
+    """What the sum is divided by: the expected number of units, or N·K; never a count of what happened to be drawn."""
+    return given or float(workers * micro_batches)
+
+
+def noise_on_mean(sensitivity: float, noise_multiplier: float, divisor: float) -> float:
+    """The std of the noise on each coordinate of the mean gradient."""
+    return sensitivity * noise_multiplier / divisor
+
+
+def paper_multiplier(noise_multiplier: float, workers: int, micro_batches: int, largest_scale: float = 1.0) -> float:
+    """The real multiplier of the published algorithm, z / (2·√(N·K)·max α); with per-layer clipping max α is left out.
+
+    Example:
+        >>> round(paper_multiplier(1.0, workers=8, micro_batches=1, largest_scale=1.512), 4)
+        0.1169
+    """
+    return noise_multiplier / (2.0 * math.sqrt(workers * micro_batches) * largest_scale)
+
+
+def paper_worker_std(clip_norm: float, noise_multiplier: float, workers: int, micro_batches: int) -> float:
+    """Of the noise on a worker's sum in the published algorithm: y/(N·K) for each micro-batch, y ~ N(0, (C·z)²)."""
+    return clip_norm * noise_multiplier / (workers * math.sqrt(micro_batches))
+
+
+def calibrated_worker_stds(
+    sensitivity: float, noise_multiplier: float, shares: int, scales: Sequence[float]
+) -> list[float]:
+    """Of the noise on a worker's sum, for each layer, so that all workers together make α·s·z.
+
+    Args:
+        sensitivity: s.
+        noise_multiplier: z.
+        shares: how many workers noise the same coordinate: one, if each has its own.
+        scales: α of the layers; ones where the noise is isotropic.
+    """
+    isotropic = sensitivity * noise_multiplier / math.sqrt(shares)
+    return [scale * isotropic for scale in scales]
