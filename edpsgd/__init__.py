@@ -2,6 +2,7 @@
 
 from edpsgd import accounting, card
 from edpsgd._version import VERSION
+from edpsgd.distributed import Collective
 from edpsgd.federated import FedAvg, Federated, FedSGD
 from edpsgd.ledger.budget import Budget, BudgetExhausted
 from edpsgd.ledger.events import Event, LedgerError
@@ -14,7 +15,7 @@ from edpsgd.sampling.denominators import ClippedDenominator, FixedDenominator
 from edpsgd.sampling.poisson import PoissonBatches
 from edpsgd.sampling.shuffled import ShuffledBatches
 from edpsgd.sampling.users import FixedSizeUsers, PoissonUsers
-from edpsgd.schedules import ExponentialDecay, LinearDecay
+from edpsgd.schedules import ExponentialDecay, LinearDecay, parse_decay
 from edpsgd.validation.losses import check_losses
 from edpsgd.validation.models import check_model
 
@@ -26,6 +27,7 @@ __all__ = [
     "BudgetExhausted",
     "ClippedDenominator",
     "Collate",
+    "Collective",
     "Event",
     "ExponentialDecay",
     "FedAvg",
@@ -46,4 +48,5 @@ __all__ = [
     "card",
     "check_losses",
     "check_model",
+    "parse_decay",
 ]

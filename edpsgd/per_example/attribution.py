@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -152,21 +153,25 @@ class Trace:
     def _check_linear(self, node: Node) -> None:
         """Refuses a backward that somebody wrote and that is not linear: no factor can be applied to its result."""
         metadata = saved(node, "_input_metadata")
-        first, second = ([self._random(one) for one in metadata] for _ in range(2))
+        first, second = ([self._random_or_none(one) for one in metadata] for _ in range(2))
         halves = {one.dtype for one in metadata} & {torch.float16, torch.bfloat16}
         tolerance = _NOT_LINEAR * (10 if halves else 1)
         of_first, of_second = _backward(node, first), _backward(node, second)
-        mixed = _backward(node, [two - one for one, two in zip(first, second, strict=True)])
+        mixed = _backward(node, [_difference(two, one) for one, two in zip(first, second, strict=True)])
         expected = [_difference(two, one) for one, two in zip(of_first, of_second, strict=True)]
         pairs = [*zip(mixed, expected, strict=True)]
         for gain in _GAINS[torch.float16] if torch.float16 in halves else _FAR_GAINS:
-            scaled = _backward(node, [gain * one for one in first])
+            scaled = _backward(node, [None if one is None else gain * one for one in first])
             pairs += [(None if one is None else one / gain, plain) for one, plain in zip(scaled, of_first, strict=True)]
         if not all(_are_close(found, plain, tolerance) for found, plain in pairs):
             raise WrongGradients(
                 f"the backward of {node.name()} is not linear in the gradient: it clamps, normalises or rounds it. "
                 f"{NOT_LINEAR_ADVICE}"
             )
+
+    def _random_or_none(self, metadata: Any) -> torch.Tensor | None:
+        """The same, but nothing for results without gradients, such as numbers of rows."""
+        return self._random(metadata) if metadata.dtype.is_floating_point else None
 
     def _random(self, metadata: object) -> torch.Tensor:
         """Numbers between 1 and 2, and between -2 and -1, times a power of two: none is small.
