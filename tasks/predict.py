@@ -24,10 +24,10 @@ from rich.text import Text
 from edpsgd import escaping, files
 from edpsgd.escaping import visible
 from models.heads import Prediction
-from tasks.corpus import OUTSIDE, Corpus, Utterance, spans
-from tasks.examples import Examples, to_device
-from tasks.run import Parts, check_ended, load
-from tasks.workers import choose_device
+from tasks.common.workers import choose_device
+from tasks.nlu.corpus import OUTSIDE, Corpus, Utterance, spans
+from tasks.nlu.example_batches import Examples, to_device
+from tasks.nlu.run_folder import Parts, check_ended, load
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 CHUNK = 2048  # lines that are read, sorted by length and answered together

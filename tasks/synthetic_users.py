@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edpsgd._arguments import check_count
-from tasks.dictionary import Dictionary
-from tasks.users import Numbers, RawUsers, Words, bounds_of, write_jsonl
+from tasks.language.dictionary import Dictionary
+from tasks.language.user_texts import Numbers, RawUsers, Words, bounds_of, write_jsonl
 
 Shares = npt.NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """Fine-tunes an intent and slot model, privately or not: `python -m tasks.train`, also under horovodrun or torchrun.
 
-A run leaves a folder that a colleague can use: see tasks/run.py, and `python -m tasks.predict --run FOLDER`.
+A run leaves a folder that a colleague can use: see tasks/nlu/run_folder.py, and `python -m tasks.predict --run FOLDER`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from transformers.utils import logging
 from edpsgd import card, escaping, files
 from edpsgd.card import Card
 from edpsgd.ledger.guarantee import Bound
-from tasks import canaries, checkpoints, progress, run
-from tasks.config import Config, parse, write_file
-from tasks.corpus import Utterance
-from tasks.data import Data, load
-from tasks.evaluation import evaluate
-from tasks.examples import Examples
-from tasks.planning import Plan, make_batches, make_plan
-from tasks.splits import near_duplicates
-from tasks.training import Training
-from tasks.workers import Workers, has_bf16, workers
+from tasks.common import checkpoints, progress
+from tasks.common.workers import Workers, has_bf16, workers
+from tasks.nlu import canaries, run_folder
+from tasks.nlu.configuration import Config, parse, write_file
+from tasks.nlu.corpus import Utterance
+from tasks.nlu.dataset import Data, load
+from tasks.nlu.evaluation import evaluate
+from tasks.nlu.example_batches import Examples
+from tasks.nlu.noise_plan import Plan, make_batches, make_plan
+from tasks.nlu.splits import near_duplicates
+from tasks.nlu.training_loop import Training
 
 
 class Prepared(NamedTuple):
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
     """A whole job; None if it is only planned."""
     if resume is not None and not dry_run:
-        team.on_first(lambda: run.open_again(resume, config.private != "off"))
+        team.on_first(lambda: run_folder.open_again(resume, config.private != "off"))
     logging.disable_progress_bar()  # every worker would draw one
     team.together(lambda: _check_precision(config, team))
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
@@ -92,11 +93,11 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     if dry_run:
         return None
     name = f"{config.task}-{config.model}-{config.private}"
-    folder = run.new_folder(config.output, name, team) if resume is None else resume
+    folder = run_folder.new_folder(config.output, name, team) if resume is None else resume
     if resume is None:
         team.on_first(lambda: _begin(folder, config, parts, data, team.collective.size))
     training = Training(config, team, parts, batches, plan, folder)
-    training.state.not_covered = run.not_covered(config)
+    training.state.not_covered = run_folder.not_covered(config)
     try:
         if resume is not None:
             training.load_checkpoint()
@@ -111,14 +112,14 @@ def _check_precision(config: Config, team: Workers) -> None:
         raise ValueError("--precision bf16: this processor has no instructions for it, use fp32")
 
 
-def _parts(config: Config, data: Data, resume: Path | None) -> run.Parts:
+def _parts(config: Config, data: Data, resume: Path | None) -> run_folder.Parts:
     """A new model; or that of a run folder, whose checkpoint, if there is one, comes later."""
     if resume is None:
-        return run.build(config, data.corpus, data.without_canaries().train)
-    if run.has_ended(resume) and checkpoints.latest(resume / "checkpoints") is None:
+        return run_folder.build(config, data.corpus, data.without_canaries().train)
+    if run_folder.has_ended(resume) and checkpoints.latest(resume / "checkpoints") is None:
         raise ValueError(f"the run {resume} is complete, and its checkpoints are gone: there is nothing to go on with")
-    run.check_data(resume, data.rows)
-    return run.load_to_train(resume, config)
+    run_folder.check_data(resume, data.rows)
+    return run_folder.load_to_train(resume, config)
 
 
 def _summary(config: Config, data: Data, plan: Plan | None, workers: int) -> str:
@@ -138,14 +139,14 @@ def _summary(config: Config, data: Data, plan: Plan | None, workers: int) -> str
     return "\n".join(lines)
 
 
-def _prepare(config: Config, data: Data, parts: run.Parts) -> Prepared:
+def _prepare(config: Config, data: Data, parts: run_folder.Parts) -> Prepared:
     table = parts.inputs.table(data.corpus.words)
     table.check(data.corpus.word_ids, data.corpus.starts)
     rows = data.rows.train, data.rows.validation, data.rows.test
     return Prepared(*(Examples(data.corpus, part, table, parts.labels, config.bucket_size) for part in rows))
 
 
-def _begin(folder: Path, config: Config, parts: run.Parts, data: Data, workers: int) -> None:
+def _begin(folder: Path, config: Config, parts: run_folder.Parts, data: Data, workers: int) -> None:
     """What stays the same in a run folder, and the initial weights."""
     files.make_private(folder)  # labels and metrics are not for everybody
     parts.save(folder)

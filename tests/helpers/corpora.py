@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.corpus import Utterance
+from tasks.nlu.corpus import Utterance
 from tests.helpers.paths import ROOT
 
 Files = dict[str, str | bytes]

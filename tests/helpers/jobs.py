@@ -12,9 +12,9 @@ from transformers import BertModel
 
 from models.bert import BertInputs
 from tasks import generate
-from tasks.config import Config
+from tasks.common.workers import Workers, workers
+from tasks.nlu.configuration import Config
 from tasks.train import Outcome, train
-from tasks.workers import Workers, workers
 from tests.helpers.small_models import tiny_configuration
 
 TINY = {

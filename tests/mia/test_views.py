@@ -13,8 +13,8 @@ from mia.views import TOP, VERSION, View, features, view
 from models.heads import Outputs
 from models.marginals import likelihood_and_marginals
 from tasks import generate
-from tasks.corpus import Corpus
-from tasks.run import build
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.run_folder import build
 from tests.helpers.jobs import tiny as tiny_config
 from tests.helpers.small_models import TAGS, Said, batch, tiny
 

@@ -12,11 +12,11 @@ from mia import bounds, one_run
 from mia.audit import main as audit
 from mia.candidates import candidates, open_run
 from mia.one_run import canary_scores
-from tasks import canaries
-from tasks.data import load
-from tasks.examples import Labels
 from tasks.generate import words
-from tasks.training import Training
+from tasks.nlu import canaries
+from tasks.nlu.dataset import load
+from tasks.nlu.example_batches import Labels
+from tasks.nlu.training_loop import Training
 from tests.helpers.jobs import run, tiny
 
 LABELS = Labels.of_slots(["call", "stop", "play"], ["name", "place"])

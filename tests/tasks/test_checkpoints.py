@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import edpsgd
-from tasks import checkpoints
+from tasks.common import checkpoints
 from tests.helpers.common import Bag, private, set_gradients
 
 SMALL = {"a.weight": torch.arange(3.0)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tasks.config import Config, parse, read_file, write_file
+from tasks.nlu.configuration import Config, parse, read_file, write_file
 
 PRIVATE = ["--noise-multiplier", "1"]
 

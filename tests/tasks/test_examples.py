@@ -13,10 +13,10 @@ from models.bert import BERT
 from models.clc import CLC
 from models.heads import IntentSlotModel, Prediction
 from tasks import generate
-from tasks.corpus import Corpus, Utterance
-from tasks.evaluation import evaluate
-from tasks.examples import Examples, Labels, places
-from tasks.metrics import scores
+from tasks.nlu.corpus import Corpus, Utterance
+from tasks.nlu.evaluation import evaluate
+from tasks.nlu.example_batches import Examples, Labels, places
+from tasks.nlu.metrics import scores
 from tests.helpers.small_models import LISTED, inputs, tiny_configuration
 
 ROWS = np.array([3, 50, 7, 21, 22, 23, 59, 0])

@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from tasks.corpus import Corpus
 from tasks.generate import DOMAINS, main, utterances, words
-from tasks.grammar import PHRASES, TEMPLATES
-from tasks.readers import read
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.grammar import PHRASES, TEMPLATES
+from tasks.nlu.readers import read
 
 
 def test_a_seed_gives_the_same_utterances_on_every_machine():

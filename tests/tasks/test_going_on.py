@@ -14,10 +14,11 @@ import torch
 
 import edpsgd
 from edpsgd.accounting import gaussian_epsilon
-from tasks import checkpoints, training
-from tasks.config import Config, parse
+from tasks.common import checkpoints
 from tasks.generate import utterances
-from tasks.run import not_covered
+from tasks.nlu import training_loop
+from tasks.nlu.configuration import Config, parse
+from tasks.nlu.run_folder import not_covered
 from tasks.train import Outcome
 from tests.helpers.common import quiet
 from tests.helpers.jobs import assert_same_weights, metrics, run, tiny, tiny_encoder, weights
@@ -29,7 +30,7 @@ class Interrupted(Exception):
 
 def interrupt(config: Config, step: int, monkeypatch, resume: Path | None = None) -> None:
     """Begins or goes on with a job, which ends before it takes that step, counted from 0."""
-    take = training.Training._step
+    take = training_loop.Training._step
 
     def stops(self, *arguments) -> None:
         if self.state.step == step:
@@ -37,7 +38,7 @@ def interrupt(config: Config, step: int, monkeypatch, resume: Path | None = None
         take(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "_step", stops)
+        patch.setattr(training_loop.Training, "_step", stops)
         with pytest.raises(Interrupted):
             run(config, resume=resume)
 
@@ -225,7 +226,7 @@ def rates(monkeypatch, sers: Iterable[float]) -> list[dict[str, torch.Tensor]]:
         seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return {"ser": next(values), "intent_accuracy": 0.0, "slot_f1": 0.0, "utterances": 1}
 
-    monkeypatch.setattr(training, "evaluate", found)
+    monkeypatch.setattr(training_loop, "evaluate", found)
     return seen
 
 

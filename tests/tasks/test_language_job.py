@@ -11,13 +11,13 @@ import torch
 import edpsgd
 from models.language_model import LanguageModel
 from tasks import language_model
-from tasks.dictionary import BOS
-from tasks.language_config import Config, has_private_dictionary, load
+from tasks.common.workers import workers
+from tasks.language.configuration import Config, has_private_dictionary, load
+from tasks.language.dictionary import BOS
+from tasks.language.training_loops import UserTraining
+from tasks.language.user_texts import write_jsonl
 from tasks.language_model import load_model
-from tasks.language_training import UserTraining
 from tasks.synthetic_users import generate
-from tasks.users import write_jsonl
-from tasks.workers import workers
 from tests.helpers.corpora import data_folder
 from tests.helpers.jobs import metrics
 

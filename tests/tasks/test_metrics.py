@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from seqeval.metrics import f1_score
 from seqeval.metrics.sequence_labeling import get_entities
 
-from tasks.corpus import Slot, Utterance, spans
-from tasks.metrics import SemanticErrors, count, scores, semantic_errors
+from tasks.nlu.corpus import Slot, Utterance, spans
+from tasks.nlu.metrics import SemanticErrors, count, scores, semantic_errors
 
 A, B = ("name", 1, 3), ("date", 4, 6)  # words 1 and 2, words 4 and 5
 

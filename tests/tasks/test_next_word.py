@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from models.language_model import LanguageModel
-from tasks.next_word import evaluate
-from tasks.users import UserData
+from tasks.language.next_word import evaluate
+from tasks.language.user_texts import UserData
 
 BOS, EOS = 1, 2
 

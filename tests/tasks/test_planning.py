@@ -12,7 +12,7 @@ from scipy.special import log_ndtr
 import edpsgd
 from edpsgd.distributed.collectives import Local
 from edpsgd.ledger.guarantee import format_epsilon
-from tasks.planning import layer_scaling, make_batches, make_plan
+from tasks.nlu.noise_plan import layer_scaling, make_batches, make_plan
 from tasks.train import train
 from tests.helpers.jobs import here, run, tiny
 

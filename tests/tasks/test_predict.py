@@ -14,10 +14,11 @@ from models.bert import BERT, BertInputs
 from models.clc import ClcInputs
 from models.heads import IntentSlotModel, Prediction
 from models.vectors import WordVectors
-from tasks import generate, predict, run
-from tasks.config import Config
-from tasks.corpus import Corpus
-from tasks.examples import Labels
+from tasks import generate, predict
+from tasks.nlu import run_folder
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.example_batches import Labels
 from tests.helpers.small_models import tiny_configuration
 
 WORDS = ["call", "anna", "lee", "play", "[red]x[/red]"]
@@ -44,9 +45,9 @@ class ByRule(IntentSlotModel):
 
 
 @pytest.fixture
-def parts(monkeypatch) -> run.Parts:
+def parts(monkeypatch) -> run_folder.Parts:
     """What the command loads, whatever the folder."""
-    parts = run.Parts(ByRule(), ClcInputs(WordVectors(WORDS, None, "list", 8)), LABELS)
+    parts = run_folder.Parts(ByRule(), ClcInputs(WordVectors(WORDS, None, "list", 8)), LABELS)
     monkeypatch.setattr(predict, "load", lambda folder: parts)
     return parts
 
@@ -252,7 +253,7 @@ def test_output_that_knows_ascii_only(parts, monkeypatch) -> None:
 def test_real_run_folder(tmp_path, capsys) -> None:
     """From the disk, in one process: what the model of the folder says."""
     corpus = Corpus(generate.utterances(15, seed=1))
-    made = run.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
+    made = run_folder.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
     made.save(tmp_path / "run")
     made.save_weights(tmp_path / "run")
     said = [" ".join(one.words) for one in corpus]
@@ -320,7 +321,7 @@ def test_utterance_that_is_too_long(parts) -> None:
     inputs = BertInputs(BertInputs.from_words(WORDS).tokenizer, most=6)
     model = BERT(tiny_configuration(len(inputs.tokenizer)), 3, 5).eval()
     said = ["call anna", "", "play", "call " * 5, "lee"]
-    found = predict.predict(run.Parts(model, inputs, LABELS), said, chunk=2)
+    found = predict.predict(run_folder.Parts(model, inputs, LABELS), said, chunk=2)
     assert [next(found)["text"] for _ in range(2)] == ["call anna", ""]
     with pytest.raises(ValueError, match="^texts 3 to 4: 1 of 2 utterances have more .* longest 5$"):
         next(found)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.readers import ReadError, read
+from tasks.nlu.readers import ReadError, read
 from tests.helpers.corpora import BLOCK, GOOD, HEADER, INTENT, OBJECT, ROW, TAGS, WORDS, aligned, written
 
 SECRET = "xyzzyplugh"

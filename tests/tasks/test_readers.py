@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.corpus import Utterance
-from tasks.readers import read
+from tasks.nlu.corpus import Utterance
+from tasks.nlu.readers import read
 from tests.helpers.corpora import BLOCK, GOOD, HEADER, INTENT, OBJECT, ROW, TAGS, WORDS, aligned, data_folder, written
 
 # ---------------------------------------------------------------- what each format means

@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertModel
 
-from tasks import generate, run, train
-from tasks.config import Config
-from tasks.corpus import Corpus, Utterance
+from tasks import generate, train
+from tasks.nlu import run_folder
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus, Utterance
 from tasks.predict import predict
 from tests.helpers.small_models import ENCODER, tiny_configuration
 
@@ -30,7 +31,7 @@ SMALL = {"private": "off", "hidden": 8, "layers": 1, "dimension": 8}
 
 @pytest.fixture(autouse=True)
 def small_paper(monkeypatch) -> None:
-    monkeypatch.setattr(run, "paper_configuration", tiny_configuration)
+    monkeypatch.setattr(run_folder, "paper_configuration", tiny_configuration)
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,13 @@ KINDS = [
 ]
 
 
-def saved(parts: run.Parts, folder: Path) -> Path:
+def saved(parts: run_folder.Parts, folder: Path) -> Path:
     parts.save(folder)
     parts.save_weights(folder)
     return folder
 
 
-def randomised(parts: run.Parts) -> run.Parts:
+def randomised(parts: run_folder.Parts) -> run_folder.Parts:
     """As if it had been trained: weights that no one could make anew."""
     for parameter in parts.model.parameters():
         if parameter.requires_grad:
@@ -79,11 +80,11 @@ def randomised(parts: run.Parts) -> run.Parts:
 @pytest.mark.parametrize("config", KINDS, indirect=True)
 def test_loaded_model_gives_the_same_answers(config, corpus, tmp_path) -> None:
     """Bit for bit, also for words that no table has; and in a place of its own."""
-    parts = randomised(run.build(config, corpus, np.arange(40)))
+    parts = randomised(run_folder.build(config, corpus, np.arange(40)))
     expected = list(predict(parts, TEXTS, batch_size=3))
     saved(parts, tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
-    loaded = run.load(tmp_path / "moved")
+    loaded = run_folder.load(tmp_path / "moved")
     assert list(predict(loaded, TEXTS, batch_size=3)) == expected
     assert loaded.labels == parts.labels
     assert not loaded.model.training
@@ -129,7 +130,7 @@ def test_run_folder_holds_no_word_of_the_training_set(config, tmp_path, capsys) 
     out, err = capsys.readouterr()
     assert SECRET not in (out + err).lower()
     assert "the word list" not in (folder / "privacy_card.md").read_text(encoding="utf-8")
-    [answer] = predict(run.load(folder), [f"call {SECRET}"])
+    [answer] = predict(run_folder.load(folder), [f"call {SECRET}"])
     assert answer["text"] == f"call {SECRET}"
 
 
@@ -145,28 +146,28 @@ def test_word_list_of_the_training_set(config, tmp_path) -> None:
 def test_word_list_has_the_training_rows_only() -> None:
     said = [Utterance((word, "Now"), ("O", "O"), "x") for word in ("Zeta", "eta", "theta")]
     config = Config(**SMALL, vocabulary="training-set")
-    parts = run.build(config, Corpus(said), np.array([2, 0]))
+    parts = run_folder.build(config, Corpus(said), np.array([2, 0]))
     assert parts.inputs.vectors.words == ["now", "theta", "zeta"]
 
 
 def test_word_list_of_a_file(corpus, tmp_path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("call\nanna call\n", encoding="utf-8")
-    parts = run.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+    parts = run_folder.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
     assert parts.inputs.vectors.words == ["call", "anna"]
     assert parts.model.words.weight.shape == (3, 8)
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="words.txt is empty"):
-        run.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+        run_folder.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
     for bad in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(ValueError, match="cannot read the word list"):
-            run.build(Config(**SMALL, vocabulary=str(bad)), corpus, np.arange(40))
+            run_folder.build(Config(**SMALL, vocabulary=str(bad)), corpus, np.arange(40))
 
 
 def test_vectors_and_pretrained_are_not_mixed_up(corpus, encoder) -> None:
     for wrong in ({"model": "clc", "pretrained": encoder}, {"model": "bert", "vectors": encoder}):
         with pytest.raises(ValueError, match=f"for clc and pretrained is for bert, and the model is {wrong['model']}"):
-            run.build(Config(**SMALL, **wrong), corpus, np.arange(40))
+            run_folder.build(Config(**SMALL, **wrong), corpus, np.arange(40))
 
 
 # ---------------------------------------------------------------- labels
@@ -180,10 +181,10 @@ SAID = Corpus(
 )
 
 
-def with_labels(tmp_path: Path, content: str | bytes) -> run.Parts:
+def with_labels(tmp_path: Path, content: str | bytes) -> run_folder.Parts:
     path = tmp_path / "labels.json"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return run.build(Config(**SMALL, labels=str(path)), SAID, np.array([0, 1]))
+    return run_folder.build(Config(**SMALL, labels=str(path)), SAID, np.array([0, 1]))
 
 
 def test_labels_of_a_file(tmp_path) -> None:
@@ -193,11 +194,11 @@ def test_labels_of_a_file(tmp_path) -> None:
     assert parts.labels.intents == ["clock", "phone", "rain"]
     assert parts.labels.tags == ["O", "B-name", "I-name", "B-time", "I-time"]
     saved(parts, tmp_path / "run")
-    assert run.load(tmp_path / "run").labels == parts.labels
+    assert run_folder.load(tmp_path / "run").labels == parts.labels
 
 
 def test_labels_of_the_training_set() -> None:
-    parts = run.build(Config(**SMALL), SAID, np.array([0, 1]))
+    parts = run_folder.build(Config(**SMALL), SAID, np.array([0, 1]))
     assert parts.labels.intents == ["clock", "phone"]
 
 
@@ -215,7 +216,7 @@ def test_labels_of_the_training_set() -> None:
 def test_what_no_noise_covers(settings, stated) -> None:
     """By how each statement begins; logs and counts are in every run folder."""
     always = {"metrics.jsonl, tensorboard/ and checkpoints/", "data.json and the number of training utterances"}
-    found = run.not_covered(Config(**{**SMALL, **settings}))
+    found = run_folder.not_covered(Config(**{**SMALL, **settings}))
     assert {text.partition(":")[0] for text in found} == stated | always
 
 
@@ -257,7 +258,7 @@ def test_malformed_labels(tmp_path, content) -> None:
 
 def test_labels_file_that_there_is_not(tmp_path) -> None:
     with pytest.raises(ValueError, match="none.json must be JSON with the lists intents and slots"):
-        run.build(Config(**SMALL, labels=str(tmp_path / "none.json")), SAID, np.array([0, 1]))
+        run_folder.build(Config(**SMALL, labels=str(tmp_path / "none.json")), SAID, np.array([0, 1]))
 
 
 # ---------------------------------------------------------------- damage
@@ -293,25 +294,25 @@ def test_damaged_folders(corpus, tmp_path, damage) -> None:
     """A ValueError names the folder."""
     [(name, content)] = damage.items()
     kind = "bert" if "tokenizer" in name or "limit" in name else "clc"
-    folder = saved(run.build(Config(**SMALL, model=kind), corpus, np.arange(40)), tmp_path / "run")
-    run.load(folder)
+    folder = saved(run_folder.build(Config(**SMALL, model=kind), corpus, np.arange(40)), tmp_path / "run")
+    run_folder.load(folder)
     if content is None:
         (folder / name).unlink()
     else:
         (folder / name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match="run is not a run folder, or it is damaged: ") as error:
-        run.load(folder)
+        run_folder.load(folder)
     assert str(folder) in str(error.value)
 
 
 def test_weights_of_another_model(corpus, tmp_path) -> None:
-    folder = saved(run.build(Config(**SMALL), corpus, np.arange(40)), tmp_path / "run")
-    other = run.build(Config(**{**SMALL, "hidden": 16}), corpus, np.arange(40))
+    folder = saved(run_folder.build(Config(**SMALL), corpus, np.arange(40)), tmp_path / "run")
+    other = run_folder.build(Config(**{**SMALL, "hidden": 16}), corpus, np.arange(40))
     other.save_weights(folder)
     with pytest.raises(ValueError, match="(?s)run is not a run folder, or it is damaged: .*size mismatch"):
-        run.load(folder)
+        run_folder.load(folder)
 
 
 def test_no_folder(tmp_path) -> None:
     with pytest.raises(ValueError, match="none is not a run folder"):
-        run.load(tmp_path / "none")
+        run_folder.load(tmp_path / "none")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.corpus import Corpus, Utterance
 from tasks.generate import utterances
-from tasks.readers import read
-from tasks.splits import Split, near_duplicates, split
+from tasks.nlu.corpus import Corpus, Utterance
+from tasks.nlu.readers import read
+from tasks.nlu.splits import Split, near_duplicates, split
 from tests.helpers.corpora import data_folder
 
 

@@ -13,15 +13,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import edpsgd
 from models.heads import IntentSlotModel
-from tasks import config
-from tasks import run as runs
-from tasks.corpus import Corpus
-from tasks.evaluation import evaluate
-from tasks.examples import Examples
 from tasks.generate import utterances
-from tasks.splits import split
+from tasks.nlu import configuration, run_folder
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.evaluation import evaluate
+from tasks.nlu.example_batches import Examples
+from tasks.nlu.splits import split
+from tasks.nlu.training_loop import Training
 from tasks.train import main
-from tasks.training import Training
 from tests.helpers.common import needs_bf16, quiet
 from tests.helpers.jobs import TINY, metrics, run, tiny, tiny_encoder, weights
 
@@ -127,7 +126,7 @@ def test_the_weights_are_those_that_were_tested(tmp_path, model) -> None:
     settings = {"model": model, "private": "off", "learning_rate": 0.02, "head_learning_rate": 0.05, **encoder}
     outcome = run(tiny(tmp_path / "run", epochs=4, **settings))
     assert outcome.metrics["ser"] < 200  # something was learned, and not by every utterance alike
-    parts, corpus = runs.load(outcome.folder), Corpus(utterances(120, seed=0))
+    parts, corpus = run_folder.load(outcome.folder), Corpus(utterances(120, seed=0))
     test = Examples(corpus, split(corpus).test, parts.inputs.table(corpus.words), parts.labels)
     local = edpsgd.distributed.collectives.Local()
     assert evaluate(parts.model, test, parts.labels, local, torch.device("cpu")) == outcome.metrics
@@ -140,7 +139,7 @@ def test_small_micro_batches_are_clipped_in_one_pass(
     """With the result of the loop, which larger ones take; a Poisson draw leaves whole steps empty."""
     common = {"batch_size": batch_size, "micro_batches": micro_batches, "sampling": sampling, "dropout": 0.0}
     once = run(tiny(tmp_path / "once", seed=5, **common))
-    monkeypatch.setattr(config, "FEW", 1)
+    monkeypatch.setattr(configuration, "FEW", 1)
     loop = run(tiny(tmp_path / "loop", seed=5, **common))
     for name, tensor in weights(once.folder).items():
         torch.testing.assert_close(tensor, weights(loop.folder)[name], rtol=1e-3, atol=1e-5)
@@ -371,14 +370,14 @@ def test_a_loss_that_is_no_number_is_left_out_of_private_training(tmp_path, monk
 
 
 def test_a_model_that_keeps_statistics_is_refused(tmp_path, monkeypatch) -> None:
-    build = runs.build
+    build = run_folder.build
 
     def with_statistics(*arguments):
         parts = build(*arguments)
         parts.model.norm = torch.nn.BatchNorm1d(3)
         return parts
 
-    monkeypatch.setattr(runs, "build", with_statistics)
+    monkeypatch.setattr(run_folder, "build", with_statistics)
     with quiet(), pytest.raises(ValueError, match="running statistics"):
         run(tiny(tmp_path / "run"))
 

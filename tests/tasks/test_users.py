@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.dictionary import Dictionary, tokenize
-from tasks.records import ReadError
-from tasks.synthetic_users import generate, generate_words
-from tasks.users import (
+from tasks.language.dictionary import Dictionary, tokenize
+from tasks.language.user_texts import (
     RawUsers,
     UserData,
     read_jsonl,
@@ -23,6 +21,8 @@ from tasks.users import (
     windows,
     write_jsonl,
 )
+from tasks.nlu.utterance_checks import ReadError
+from tasks.synthetic_users import generate, generate_words
 from tests.helpers.corpora import data_folder, written
 
 Lists = list[list[list[int]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks import workers
+from tasks.common import workers
 
 NAMES = ("HOROVOD_RANK", "HOROVOD_HOSTNAME", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
 

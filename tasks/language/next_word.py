@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from edpsgd._arguments import check_count
 from models.language_model import NO_TARGET, LanguageModel
-from tasks.dictionary import SPECIALS, UNK
-from tasks.users import Numbers, UserData, windows
+from tasks.language.dictionary import SPECIALS, UNK
+from tasks.language.user_texts import Numbers, UserData, windows
 
 HEADS = (10, 50, 100)  # numbers of most frequent words
 PREDICTIONS = 10  # of which head words are counted

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from models.heads import pad
-from tasks.corpus import OUTSIDE, Corpus
+from tasks.nlu.corpus import OUTSIDE, Corpus
 
 Rows = npt.NDArray[np.int64]
 
@@ -116,7 +116,7 @@ def places(corpus: Corpus, rows: Rows) -> Rows:
     """Where the words of some utterances stand in the corpus's arrays, one utterance after the other.
 
     Example:
-        >>> from tasks.corpus import Utterance
+        >>> from tasks.nlu.corpus import Utterance
         >>> said = [Utterance(("call", "anna"), ("O", "B-name"), "call"), Utterance(("stop",), ("O",), "stop")]
         >>> places(Corpus(said), np.array([1, 0])).tolist()
         [2, 0, 1]

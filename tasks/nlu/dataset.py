@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tasks import canaries, generate, readers
-from tasks.canaries import Canary
-from tasks.config import Config
-from tasks.corpus import Corpus
-from tasks.examples import Labels
-from tasks.splits import Split, split
+from tasks import generate
+from tasks.nlu import canaries, readers
+from tasks.nlu.canaries import Canary
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.example_batches import Labels
+from tasks.nlu.splits import Split, split
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ from pathlib import Path
 from edpsgd import ClippedDenominator, FixedDenominator, FixedSizeUsers, PoissonUsers, accounting
 from edpsgd.distributed.collectives import Collective
 from edpsgd.sampling.users import Users
-from tasks import flags, synthetic_users, users
-from tasks.dictionary import Dictionary
-from tasks.flags import Settings, require, setting
-from tasks.records import lines
-from tasks.users import RawUsers, UserData
+from tasks import synthetic_users
+from tasks.common import flags
+from tasks.common.flags import Settings, require, setting
+from tasks.language import user_texts
+from tasks.language.dictionary import Dictionary
+from tasks.language.user_texts import RawUsers, UserData
+from tasks.nlu.utterance_checks import lines
 
 
 @dataclass(frozen=True)
@@ -200,15 +202,15 @@ def load(config: Config) -> Texts:
 def _read(config: Config) -> RawUsers:
     if config.task == "generated":
         return synthetic_users.generate(config.users, config.data_seed, config.sentences, config.words)
-    read = users.read_shakespeare if config.task == "shakespeare" else users.read_jsonl
+    read = user_texts.read_shakespeare if config.task == "shakespeare" else user_texts.read_jsonl
     return read(config.data or "")
 
 
 def _split(config: Config, raw: RawUsers, dictionary: Dictionary) -> tuple[UserData, UserData]:
     data = raw.numbered(dictionary)
     if config.test_data is None:
-        return users.split(data, raw.names, config.data_seed, config.held_out)
-    return data, users.read_jsonl(config.test_data).numbered(dictionary)
+        return user_texts.split(data, raw.names, config.data_seed, config.held_out)
+    return data, user_texts.read_jsonl(config.test_data).numbered(dictionary)
 
 
 def has_private_dictionary(config: Config) -> bool:

@@ -15,9 +15,9 @@ import torch
 import edpsgd
 from edpsgd import FedAvg, Federated, FedSGD
 from models.language_model import LanguageModel
-from tasks.language_config import Config, make_users, noise_multiplier, parse_changes
-from tasks.users import UserData, Words, windows
-from tasks.workers import Workers
+from tasks.common.workers import Workers
+from tasks.language.configuration import Config, make_users, noise_multiplier, parse_changes
+from tasks.language.user_texts import UserData, Words, windows
 
 Windows = tuple[torch.Tensor, torch.Tensor]
 _CHECKED = 6  # users whose losses are tried in changing company before the first round

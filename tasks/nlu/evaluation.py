@@ -6,8 +6,8 @@ import torch
 
 from edpsgd.distributed.collectives import Collective
 from models.heads import IntentSlotModel
-from tasks.examples import Examples, Labels, Rows, to_device
-from tasks.metrics import Counts, count
+from tasks.nlu.example_batches import Examples, Labels, Rows, to_device
+from tasks.nlu.metrics import Counts, count
 
 
 def evaluate(

@@ -13,7 +13,7 @@ from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Report, format_epsilon, report
 from edpsgd.sampling.base import Batches
 from edpsgd.schedules import Decay, parse_decay
-from tasks.config import Config
+from tasks.nlu.configuration import Config
 
 
 def make_batches(config: Config, data: int | Sized, collective: Collective) -> Batches:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from seqeval.metrics.sequence_labeling import get_entities
 
-from tasks.corpus import Slot, Utterance, spans
+from tasks.nlu.corpus import Slot, Utterance, spans
 
 Answer = tuple[str, Sequence[str]]  # an intent, and a tag for each word
 

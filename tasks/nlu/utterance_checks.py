@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edpsgd import files
-from tasks.corpus import OUTSIDE, Utterance
+from tasks.nlu.corpus import OUTSIDE, Utterance
 
 NOT_UTF8 = "it is no valid UTF-8"
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edpsgd import files
 from edpsgd._arguments import check_count
-from tasks.records import NOT_UTF8, ReadError, is_utf8, lines
+from tasks.nlu.utterance_checks import NOT_UTF8, ReadError, is_utf8, lines
 
 UNK, BOS, EOS = 0, 1, 2
 SPECIALS = ("<unk>", "<bos>", "<eos>")  # tokenize never gives these

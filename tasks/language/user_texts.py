@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from edpsgd._arguments import check_count
 from models.language_model import NO_TARGET
-from tasks.dictionary import BOS, EOS, Dictionary, tokenize
-from tasks.records import Fault, ReadError, check_text, lines, listed
-from tasks.user_files import member, parsed
+from tasks.language.dictionary import BOS, EOS, Dictionary, tokenize
+from tasks.nlu.jsonl_conll import member, parsed
+from tasks.nlu.utterance_checks import Fault, ReadError, check_text, lines, listed
 
 Words = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.int64]

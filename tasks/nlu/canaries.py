@@ -13,9 +13,9 @@ import numpy as np
 
 from edpsgd import files
 from tasks import generate
-from tasks.corpus import OUTSIDE, Corpus, Utterance
-from tasks.examples import Labels
-from tasks.splits import Split
+from tasks.nlu.corpus import OUTSIDE, Corpus, Utterance
+from tasks.nlu.example_batches import Labels
+from tasks.nlu.splits import Split
 
 FILE = "canaries.jsonl"  # in the run folder
 WORDS = 8  # in a canary

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from edpsgd import files
-from tasks.corpus import OUTSIDE, Utterance
-from tasks.records import Fault, ReadError, Record, Tally, check_text, is_tag, lines, listed, make
+from tasks.nlu.corpus import OUTSIDE, Utterance
+from tasks.nlu.utterance_checks import Fault, ReadError, Record, Tally, check_text, is_tag, lines, listed, make
 
 
 def read_jsonl(path: Path, tally: Tally) -> Iterator[Record]:

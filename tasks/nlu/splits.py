@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tasks.corpus import OUTSIDE, Corpus
+from tasks.nlu.corpus import OUTSIDE, Corpus
 
 Rows = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -56,7 +56,7 @@ def split(corpus: Corpus, kind: str = "hash", seed: int = 0, shares: Sequence[fl
         shares: of train, validation and test; they sum to 1.
 
     Example:
-        >>> from tasks.corpus import Utterance
+        >>> from tasks.nlu.corpus import Utterance
         >>> corpus = Corpus(Utterance((f"channel{i}",), ("O",), "tune") for i in range(20))
         >>> [len(rows) for rows in vars(split(corpus, "random")).values()]
         [9, 1, 10]
@@ -96,7 +96,7 @@ def near_duplicates(corpus: Corpus, split: Split) -> Overlap:
     """How many test utterances repeat one of the training set, exactly or but for slot values and digits.
 
     Example:
-        >>> from tasks.corpus import Utterance
+        >>> from tasks.nlu.corpus import Utterance
         >>> calls = Corpus(Utterance(("call", name), ("O", "B-name"), "call") for name in ("anna", "ben", "ben"))
         >>> rows = Split(np.array([0]), np.array([], np.int64), np.array([1, 2]))
         >>> near_duplicates(calls, rows)

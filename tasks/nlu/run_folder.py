@@ -20,12 +20,13 @@ from models.bert import BERT, BertInputs, paper_configuration
 from models.clc import CLC, ClcInputs
 from models.heads import IntentSlotModel
 from models.vectors import WordVectors
-from tasks import checkpoints, generate, progress
-from tasks.config import Config
-from tasks.corpus import Corpus
-from tasks.examples import Labels, Rows, places
-from tasks.splits import Split
-from tasks.workers import Workers
+from tasks import generate
+from tasks.common import checkpoints, progress
+from tasks.common.workers import Workers
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.example_batches import Labels, Rows, places
+from tasks.nlu.splits import Split
 
 WEIGHTS, LEDGER = "weights.safetensors", "ledger.jsonl"
 KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}

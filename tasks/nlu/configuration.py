@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks import flags
-from tasks.flags import Settings, require, setting, write_file
+from tasks.common import flags
+from tasks.common.flags import Settings, require, setting, write_file
 
 __all__ = ["TASKS", "Config", "parse", "read_file", "write_file"]
 

@@ -12,9 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from tasks.corpus import OUTSIDE, Corpus, Utterance
-from tasks.records import NOT_UTF8, Fault, ReadError, Record, Tally, accept, check_text, is_utf8, lines, listed, make
-from tasks.user_files import read_conll, read_jsonl
+from tasks.nlu.corpus import OUTSIDE, Corpus, Utterance
+from tasks.nlu.jsonl_conll import read_conll, read_jsonl
+from tasks.nlu.utterance_checks import (
+    NOT_UTF8,
+    Fault,
+    ReadError,
+    Record,
+    Tally,
+    accept,
+    check_text,
+    is_utf8,
+    lines,
+    listed,
+    make,
+)
 
 __all__ = ["TASKS", "ReadError", "read"]
 

@@ -16,13 +16,13 @@ import edpsgd
 from edpsgd import files
 from edpsgd.sampling.base import Batches
 from models.clc import CLC
-from tasks import checkpoints, progress
-from tasks.config import Config
-from tasks.evaluation import evaluate
-from tasks.examples import Examples, to_device
-from tasks.planning import Plan, layer_scaling
-from tasks.run import Parts
-from tasks.workers import Workers
+from tasks.common import checkpoints, progress
+from tasks.common.workers import Workers
+from tasks.nlu.configuration import Config
+from tasks.nlu.evaluation import evaluate
+from tasks.nlu.example_batches import Examples, to_device
+from tasks.nlu.noise_plan import Plan, layer_scaling
+from tasks.nlu.run_folder import Parts
 
 MicroBatches = list[list[int]]
 _CHECKED = 6  # utterances that are tried in changing company before the first step
