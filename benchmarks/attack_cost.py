@@ -23,8 +23,9 @@ from models.heads import Prediction
 from tasks import generate
 from tasks.nlu import run_folder as run
 from tasks.nlu.configuration import Config
-from tasks.nlu.corpus import OUTSIDE, Corpus
-from tasks.nlu.example_batches import Examples, Labels, Rows
+from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
+from tasks.nlu.example_batches import Examples
+from tasks.nlu.labels import Labels
 
 SLOTS = (0, 83)  # those of the generator, and as many as ATIS has
 PART = 2000  # utterances between turns

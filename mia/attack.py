@@ -29,7 +29,7 @@ from mia.metrics import Report, evaluate, table
 from mia.views import View, view
 from tasks.common.workers import choose_device
 from tasks.nlu.configuration import TASKS, Config
-from tasks.nlu.example_batches import Rows
+from tasks.nlu.corpus import Rows
 from tasks.nlu.run_folder import Parts, load
 from tasks.nlu.splits import text_hashes
 

@@ -23,8 +23,7 @@ from tqdm import tqdm
 from edpsgd import files
 from mia.candidates import Run
 from tasks.nlu.configuration import Config, read_file, write_file
-from tasks.nlu.corpus import OUTSIDE, Corpus
-from tasks.nlu.example_batches import Rows
+from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
 from tasks.nlu.run_folder import has_ended
 from tasks.nlu.splits import split
 

@@ -14,8 +14,8 @@ import torch
 
 from edpsgd import files
 from models.heads import Outputs
-from tasks.nlu.corpus import Corpus
-from tasks.nlu.example_batches import Examples, Rows, to_device
+from tasks.nlu.corpus import Corpus, Rows
+from tasks.nlu.example_batches import Examples, to_device
 from tasks.nlu.run_folder import Parts
 
 VERSION = 1  # of the features; to be raised whenever they mean something else

@@ -14,10 +14,10 @@ from edpsgd.sampling.users import Users
 from tasks import synthetic_users
 from tasks.common import flags
 from tasks.common.flags import Settings, require, setting
+from tasks.common.text_files import numbered_lines
 from tasks.language import user_texts
 from tasks.language.dictionary import Dictionary
 from tasks.language.user_texts import RawUsers, UserData
-from tasks.nlu.utterance_checks import lines
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _dictionary(config: Config, raw: RawUsers) -> Dictionary:
         return Dictionary.from_texts((text for texts in raw.texts for text in texts), config.dictionary_size)
     if config.dictionary.startswith("text:"):
         file = Path(config.dictionary.removeprefix("text:"))
-        return Dictionary.from_texts((line for _, line in lines(file)), config.dictionary_size)
+        return Dictionary.from_texts((line for _, line in numbered_lines(file)), config.dictionary_size)
     return Dictionary.load(Path(config.dictionary))
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edpsgd import files
 from edpsgd._arguments import check_count
-from tasks.nlu.utterance_checks import NOT_UTF8, ReadError, is_utf8, lines
+from tasks.common.text_files import NOT_UTF8, ReadError, is_utf8, numbered_lines
 
 UNK, BOS, EOS = 0, 1, 2
 SPECIALS = ("<unk>", "<bos>", "<eos>")  # tokenize never gives these
@@ -85,7 +85,7 @@ class Dictionary:
     def load(path: str | Path) -> Dictionary:
         """What save wrote, or any list of words in UTF-8, one in each line."""
         seen: dict[str, int] = {}
-        for number, word in lines(Path(path)):
+        for number, word in numbered_lines(Path(path)):
             fault = _fault(word, seen) if is_utf8(word) else NOT_UTF8
             if fault:
                 raise ReadError(path, number, fault)

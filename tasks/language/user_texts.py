@@ -14,9 +14,16 @@ import numpy.typing as npt
 
 from edpsgd._arguments import check_count
 from models.language_model import NO_TARGET
+from tasks.common.text_files import (
+    Fault,
+    ReadError,
+    check_text,
+    json_member,
+    json_object,
+    matching_files,
+    numbered_lines,
+)
 from tasks.language.dictionary import BOS, EOS, Dictionary, tokenize
-from tasks.nlu.jsonl_conll import member, parsed
-from tasks.nlu.utterance_checks import Fault, ReadError, check_text, lines, listed
 
 Words = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.int64]
@@ -204,7 +211,7 @@ class RawUsers:
 
 def read_shakespeare(path: str | Path) -> RawUsers:
     """Plays: a line "SPEAKER:", the lines of the speech, a blank line. Speakers are users, lines are sentences."""
-    return _grouped(Path(path), (pair for file in listed(Path(path), "*.txt") for pair in _spoken(file)))
+    return _grouped(Path(path), (pair for file in matching_files(Path(path), "*.txt") for pair in _spoken(file)))
 
 
 def read_jsonl(path: str | Path) -> RawUsers:
@@ -212,7 +219,9 @@ def read_jsonl(path: str | Path) -> RawUsers:
 
     The user is a string or a whole number; 7 and "7" are the same. Lines of one user may be anywhere.
     """
-    return _grouped(Path(path), (pair for file in listed(Path(path), "*.jsonl") for pair in _listed_texts(file)))
+    return _grouped(
+        Path(path), (pair for file in matching_files(Path(path), "*.jsonl") for pair in _listed_texts(file))
+    )
 
 
 def write_jsonl(path: str | Path, users: RawUsers) -> None:
@@ -234,7 +243,7 @@ def _grouped(path: Path, pairs: Iterable[tuple[str, str]]) -> RawUsers:
 
 def _spoken(file: Path) -> Iterator[tuple[str, str]]:
     speaker = ""
-    for number, line in lines(file):
+    for number, line in numbered_lines(file):
         try:
             check_text(line)
             if speaker and line.strip():
@@ -253,7 +262,7 @@ def _speaker(line: str) -> str:
 
 
 def _listed_texts(file: Path) -> Iterator[tuple[str, str]]:
-    for number, line in lines(file):
+    for number, line in numbered_lines(file):
         try:
             check_text(line)
             if line.strip():
@@ -263,10 +272,10 @@ def _listed_texts(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _pair(line: str) -> tuple[str, str]:
-    value = parsed(line)
+    value = json_object(line)
     user = value.get("user", "")
     if isinstance(user, bool) or not isinstance(user, str | int):
         raise Fault("'user' must be a string or a whole number")
-    pair = str(member(value, "user", type(user))), member(value, "text", str)
+    pair = str(json_member(value, "user", type(user))), json_member(value, "text", str)
     check_text("".join(pair))  # JSON can spell half a character
     return pair

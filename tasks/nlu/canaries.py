@@ -14,7 +14,7 @@ import numpy as np
 from edpsgd import files
 from tasks import generate
 from tasks.nlu.corpus import OUTSIDE, Corpus, Utterance
-from tasks.nlu.example_batches import Labels
+from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split
 
 FILE = "canaries.jsonl"  # in the run folder

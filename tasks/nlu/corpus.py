@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 OUTSIDE = "O"
+Rows = npt.NDArray[np.int64]  # numbers of utterances
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,17 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Utterance]:
         return (self[row] for row in range(len(self)))
+
+
+def word_places(corpus: Corpus, rows: Rows) -> Rows:
+    """Where the words of some utterances stand in the corpus's arrays, one utterance after the other.
+
+    Example:
+        >>> from tasks.nlu.corpus import Utterance
+        >>> said = [Utterance(("call", "anna"), ("O", "B-name"), "call"), Utterance(("stop",), ("O",), "stop")]
+        >>> word_places(Corpus(said), np.array([1, 0])).tolist()
+        [2, 0, 1]
+    """
+    starts, lengths = corpus.starts[rows], corpus.starts[rows + 1] - corpus.starts[rows]
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)

@@ -11,7 +11,7 @@ from tasks.nlu import canaries, readers
 from tasks.nlu.canaries import Canary
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus
-from tasks.nlu.example_batches import Labels
+from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split, split
 
 

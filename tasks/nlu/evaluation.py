@@ -6,7 +6,9 @@ import torch
 
 from edpsgd.distributed.collectives import Collective
 from models.heads import IntentSlotModel
-from tasks.nlu.example_batches import Examples, Labels, Rows, to_device
+from tasks.nlu.corpus import Rows
+from tasks.nlu.example_batches import Examples, to_device
+from tasks.nlu.labels import Labels
 from tasks.nlu.metrics import Counts, count
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,9 +10,8 @@ import numpy.typing as npt
 import torch
 
 from models.heads import pad
-from tasks.nlu.corpus import OUTSIDE, Corpus
-
-Rows = npt.NDArray[np.int64]
+from tasks.nlu.corpus import Corpus, Rows, word_places
+from tasks.nlu.labels import Labels
 
 
 class WordTable(Protocol):
@@ -24,32 +22,6 @@ class WordTable(Protocol):
 
     def batch(self, word_ids: npt.NDArray[np.integer], lengths: Rows) -> dict[str, torch.Tensor]:
         """What the model reads of utterances whose words stand one after the other."""
-
-
-@dataclass(frozen=True)
-class Labels:
-    """The intents and tags that a model can answer.
-
-    Example:
-        >>> Labels.of_slots(["call"], ["name"]).tags
-        ['O', 'B-name', 'I-name']
-    """
-
-    intents: list[str]
-    tags: list[str]
-
-    @staticmethod
-    def of_slots(intents: Sequence[str], slots: Sequence[str]) -> Labels:
-        """With the two tags of each slot."""
-        tags = (f"{prefix}-{slot}" for slot in sorted(set(slots)) for prefix in "BI")
-        return Labels(sorted(set(intents)), [OUTSIDE, *tags])
-
-    @staticmethod
-    def of_rows(corpus: Corpus, rows: Rows) -> Labels:
-        """Those of some utterances; if they are private, so is this list."""
-        intents = [corpus.intents[i] for i in np.unique(corpus.intent_ids[rows])]
-        tags = [corpus.tags[i] for i in np.unique(corpus.tag_ids[places(corpus, rows)])]
-        return Labels.of_slots(intents, [tag[2:] for tag in tags if tag != OUTSIDE])
 
 
 class Examples:
@@ -76,7 +48,7 @@ class Examples:
     def batch(self, chosen: Sequence[int] | Rows) -> dict[str, torch.Tensor]:
         """The chosen examples as tensors."""
         rows = self.rows[np.asarray(chosen, dtype=np.int64)]
-        lengths, words = self._lengths(rows), places(self.corpus, rows)
+        lengths, words = self._lengths(rows), word_places(self.corpus, rows)
         batch = self._table.batch(self.corpus.word_ids[words], lengths)
         batch["tags"] = torch.from_numpy(pad(self._tags[self.corpus.tag_ids[words]], lengths))
         batch["intents"] = torch.from_numpy(self._intents[self.corpus.intent_ids[rows]])
@@ -110,20 +82,6 @@ def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str,
         return batch
     stay = {"lengths"}
     return {n: t if n in stay else t.pin_memory().to(device, non_blocking=True) for n, t in batch.items()}
-
-
-def places(corpus: Corpus, rows: Rows) -> Rows:
-    """Where the words of some utterances stand in the corpus's arrays, one utterance after the other.
-
-    Example:
-        >>> from tasks.nlu.corpus import Utterance
-        >>> said = [Utterance(("call", "anna"), ("O", "B-name"), "call"), Utterance(("stop",), ("O",), "stop")]
-        >>> places(Corpus(said), np.array([1, 0])).tolist()
-        [2, 0, 1]
-    """
-    starts, lengths = corpus.starts[rows], corpus.starts[rows + 1] - corpus.starts[rows]
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
 
 
 def _numbers(names: Sequence[str], labels: Sequence[str]) -> Rows:

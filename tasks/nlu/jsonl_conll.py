@@ -16,15 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edpsgd import files
+from tasks.common.text_files import (
+    Fault,
+    ReadError,
+    check_text,
+    json_member,
+    json_object,
+    matching_files,
+    numbered_lines,
+)
 from tasks.nlu.corpus import OUTSIDE, Utterance
-from tasks.nlu.utterance_checks import Fault, ReadError, Record, Tally, check_text, is_tag, lines, listed, make
+from tasks.nlu.utterance_checks import Record, Tally, checked_utterance, is_tag
 
 
 def read_jsonl(path: Path, tally: Tally) -> Iterator[Record]:
     """The utterances of a jsonl file, or of all in a folder."""
-    for file in listed(path, "*.jsonl"):
-        for number, line in lines(file):
+    for file in matching_files(path, "*.jsonl"):
+        for number, line in numbered_lines(file):
             if line.strip():
                 yield _read_line(line, file, number, tally)
 
@@ -32,46 +40,25 @@ def read_jsonl(path: Path, tally: Tally) -> Iterator[Record]:
 def _read_line(line: str, file: Path, number: int, tally: Tally) -> Record:
     try:
         check_text(line)
-        return _from_object(parsed(line), tally)
+        return _from_object(json_object(line), tally)
     except Fault as fault:
         return ReadError(file, number, str(fault))
 
 
-def parsed(line: str) -> dict[str, Any]:
-    """The JSON object of a line."""
-    try:
-        value = files.parse_json(line)
-    except ValueError:
-        raise Fault("it is no valid JSON") from None
-    if not isinstance(value, dict):
-        raise Fault("it is no JSON object")
-    return value
-
-
 def _from_object(value: dict[str, Any], tally: Tally) -> Utterance:
-    intent = member(value, "intent", str).strip()
+    intent = json_member(value, "intent", str).strip()
     if "tokens" in value or "tags" in value:
         words, tags = _strings(value, "tokens"), _strings(value, "tags")
         if any(len(word.split()) != 1 for word in words):
             raise Fault("a token is empty or holds a blank")
     else:
-        words, tags = _from_text(member(value, "text", str), member(value, "slots", list))
+        words, tags = _from_text(json_member(value, "text", str), json_member(value, "slots", list))
     check_text("".join([intent, *words, *tags]))  # JSON can spell half a character
-    return make(words, tags, intent, tally)
-
-
-def member(value: Any, key: str, kind: type) -> Any:
-    """A member of a JSON object, of the right type."""
-    if not isinstance(value, dict) or key not in value:
-        raise Fault(f"the key {key!r} is missing")
-    if not isinstance(value[key], kind) or isinstance(value[key], bool):
-        names = {str: "a string", list: "a list", int: "a whole number"}
-        raise Fault(f"{key!r} must be {names[kind]}")
-    return value[key]
+    return checked_utterance(words, tags, intent, tally)
 
 
 def _strings(value: dict[str, Any], key: str) -> list[str]:
-    items: list[str] = member(value, key, list)
+    items: list[str] = json_member(value, key, list)
     if not all(isinstance(item, str) for item in items):
         raise Fault(f"{key!r} must be a list of strings")
     return items
@@ -79,10 +66,11 @@ def _strings(value: dict[str, Any], key: str) -> list[str]:
 
 def _from_text(text: str, slots: list[Any]) -> tuple[list[str], list[str]]:
     """Words, and the tags of those that a slot covers from their first to their last character."""
-    words = [(match.start(), match.end()) for match in re.finditer(r"\S+", text)]
+    words = [match.span() for match in re.finditer(r"\S+", text)]
     tags = [OUTSIDE] * len(words)
     for number, slot in enumerate(slots, start=1):
-        kind, start, end = member(slot, "type", str), member(slot, "start", int), member(slot, "end", int)
+        kind = json_member(slot, "type", str)
+        start, end = json_member(slot, "start", int), json_member(slot, "end", int)
         if len(kind.split()) != 1:
             raise Fault(f"the type of slot {number} is empty or holds a blank")
         if not 0 <= start < end <= len(text):
@@ -117,9 +105,9 @@ class _Block:
 
 def read_conll(path: Path, tally: Tally) -> Iterator[Record]:
     """The utterances of a conll file, or of all in a folder."""
-    for file in listed(path, "*.conll", "*.txt"):
+    for file in matching_files(path, "*.conll", "*.txt"):
         block: _Block | None = None
-        for number, line in lines(file):
+        for number, line in numbered_lines(file):
             if line.strip():
                 block = block or _Block(number)
                 _add_line(block, line, file, number)
@@ -162,6 +150,6 @@ def _finished(block: _Block, file: Path, tally: Tally) -> Iterator[Record]:
         return  # nothing but comments
     else:
         try:
-            yield make(block.words, block.tags, block.intent or "", tally)
+            yield checked_utterance(block.words, block.tags, block.intent or "", tally)
         except Fault as fault:
             yield ReadError(file, block.start, str(fault))

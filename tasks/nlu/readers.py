@@ -12,21 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from tasks.common.text_files import NOT_UTF8, Fault, ReadError, check_text, is_utf8, matching_files, numbered_lines
 from tasks.nlu.corpus import OUTSIDE, Corpus, Utterance
 from tasks.nlu.jsonl_conll import read_conll, read_jsonl
-from tasks.nlu.utterance_checks import (
-    NOT_UTF8,
-    Fault,
-    ReadError,
-    Record,
-    Tally,
-    accept,
-    check_text,
-    is_utf8,
-    lines,
-    listed,
-    make,
-)
+from tasks.nlu.utterance_checks import Record, Tally, accepted, checked_utterance
 
 __all__ = ["TASKS", "ReadError", "read"]
 
@@ -63,7 +52,7 @@ def read(task: str, path: str | Path, skip_bad_lines: bool = False) -> Corpus:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
     tally = Tally()
     records = TASKS[task](Path(path), tally)
-    corpus = Corpus(_some(accept(records, tally, skip_bad_lines), Path(path), tally))
+    corpus = Corpus(_some(accepted(records, tally, skip_bad_lines), Path(path), tally))
     corpus.repaired, corpus.skipped, corpus.left_out = tally.repaired, tally.skipped, tally.left_out
     return corpus
 
@@ -97,7 +86,7 @@ def _read_aligned(name: str) -> Callable[[Path, Tally], Iterator[Record]]:
 
 def _read_part(files: Sequence[Path], tally: Tally) -> Iterator[Record]:
     """Line n of each file belongs to utterance n."""
-    for number, row in enumerate(zip_longest(*(lines(file) for file in files)), start=1):
+    for number, row in enumerate(zip_longest(*(numbered_lines(file) for file in files)), start=1):
         for file, line in zip(files, row, strict=True):
             if line is None:
                 raise ReadError(file, number, "the file has ended, but those beside it go on")
@@ -111,7 +100,7 @@ def _aligned(texts: Sequence[str], files: Sequence[Path], number: int, tally: Ta
         if not is_utf8(text):
             return ReadError(file, number, NOT_UTF8)
     try:
-        return make(texts[0].split(), texts[1].split(), texts[2].strip(), tally)
+        return checked_utterance(texts[0].split(), texts[1].split(), texts[2].strip(), tally)
     except Fault as fault:
         return ReadError(files[1], number, str(fault))  # what may be wrong now is a tag
 
@@ -121,8 +110,8 @@ def _aligned(texts: Sequence[str], files: Sequence[Path], number: int, tally: Ta
 
 def _read_nlu_eval(path: Path, tally: Tally) -> Iterator[Record]:
     folder = path / "nlu-eval" if (path / "nlu-eval").is_dir() else path
-    for file in listed(folder, "*.csv"):
-        rows = lines(file)
+    for file in matching_files(folder, "*.csv"):
+        rows = numbered_lines(file)
         names = _header(next(rows)[1], file)
         for number, line in rows:
             if line.strip():
@@ -147,7 +136,7 @@ def _read_row(names: list[str], line: str, file: Path, number: int, tally: Tally
         if not (fields["scenario"] and fields["intent"]):
             raise Fault("scenario or intent is missing")
         words, tags = _annotated(fields["answer_annotation"])
-        yield make(words, tags, f"{fields['scenario']}_{fields['intent']}", tally)
+        yield checked_utterance(words, tags, f"{fields['scenario']}_{fields['intent']}", tally)
     except Fault as fault:
         yield ReadError(file, number, str(fault))
 

@@ -24,8 +24,8 @@ from tasks import generate
 from tasks.common import checkpoints, progress
 from tasks.common.workers import Workers
 from tasks.nlu.configuration import Config
-from tasks.nlu.corpus import Corpus
-from tasks.nlu.example_batches import Labels, Rows, places
+from tasks.nlu.corpus import Corpus, Rows, word_places
+from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split
 
 WEIGHTS, LEDGER = "weights.safetensors", "ledger.jsonl"
@@ -199,7 +199,7 @@ def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
     if config.vocabulary == "public":
         return generate.words()
     if config.vocabulary == "training-set":
-        used = np.unique(corpus.word_ids[places(corpus, rows)])
+        used = np.unique(corpus.word_ids[word_places(corpus, rows)])
         return sorted({corpus.words[number].lower() for number in used})
     try:
         with files.open_bytes(config.vocabulary) as file:

@@ -11,9 +11,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tasks.nlu.corpus import OUTSIDE, Corpus
+from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
 
-Rows = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 SHARES = (0.45, 0.05, 0.50)

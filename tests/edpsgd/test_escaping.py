@@ -19,7 +19,7 @@ from tasks.language.dictionary import Dictionary
 from tasks.language.user_texts import write_jsonl
 from tasks.nlu import run_folder
 from tasks.nlu.configuration import Config, read_file
-from tasks.nlu.example_batches import Labels
+from tasks.nlu.labels import Labels
 from tasks.synthetic_users import generate
 from tests.helpers.jobs import run as run_job
 from tests.helpers.jobs import tiny

@@ -16,7 +16,7 @@ from mia.classifiers import CLASSIFIERS, membership
 from mia.metrics import evaluate
 from tasks.nlu.corpus import Corpus, Utterance
 from tasks.nlu.dataset import Data, read
-from tasks.nlu.example_batches import Labels
+from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split, forms
 from tests.helpers.jobs import run, tiny
 

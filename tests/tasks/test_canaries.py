@@ -15,7 +15,7 @@ from mia.one_run import canary_scores
 from tasks.generate import words
 from tasks.nlu import canaries
 from tasks.nlu.dataset import load
-from tasks.nlu.example_batches import Labels
+from tasks.nlu.labels import Labels
 from tasks.nlu.training_loop import Training
 from tests.helpers.jobs import run, tiny
 

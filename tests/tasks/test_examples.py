@@ -13,9 +13,10 @@ from models.bert import BERT
 from models.clc import CLC
 from models.heads import IntentSlotModel, Prediction
 from tasks import generate
-from tasks.nlu.corpus import Corpus, Utterance
+from tasks.nlu.corpus import Corpus, Utterance, word_places
 from tasks.nlu.evaluation import evaluate
-from tasks.nlu.example_batches import Examples, Labels, places
+from tasks.nlu.example_batches import Examples
+from tasks.nlu.labels import Labels
 from tasks.nlu.metrics import scores
 from tests.helpers.small_models import LISTED, inputs, tiny_configuration
 
@@ -195,8 +196,8 @@ def test_evaluation_keeps_one_bucket_in_memory() -> None:
 
 def test_places(corpus) -> None:
     expected = [place for row in (5, 2, 5) for place in range(corpus.starts[row], corpus.starts[row + 1])]
-    assert places(corpus, np.array([5, 2, 5])).tolist() == expected
-    assert places(corpus, np.array([], dtype=np.int64)).tolist() == []
+    assert word_places(corpus, np.array([5, 2, 5])).tolist() == expected
+    assert word_places(corpus, np.array([], dtype=np.int64)).tolist() == []
 
 
 def test_memory() -> None:

@@ -18,7 +18,7 @@ from tasks import generate, predict
 from tasks.nlu import run_folder
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus
-from tasks.nlu.example_batches import Labels
+from tasks.nlu.labels import Labels
 from tests.helpers.small_models import tiny_configuration
 
 WORDS = ["call", "anna", "lee", "play", "[red]x[/red]"]

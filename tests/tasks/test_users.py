@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tasks.common.text_files import ReadError
 from tasks.language.dictionary import Dictionary, tokenize
 from tasks.language.user_texts import (
     RawUsers,
@@ -21,7 +22,6 @@ from tasks.language.user_texts import (
     windows,
     write_jsonl,
 )
-from tasks.nlu.utterance_checks import ReadError
 from tasks.synthetic_users import generate, generate_words
 from tests.helpers.corpora import data_folder, written
 
