@@ -31,8 +31,8 @@ from tasks.common.progress import Progress
 from tasks.common.text_files import numbered_lines
 from tasks.common.workers import choose_device
 from tasks.language.dictionary import Dictionary
-from tasks.language.user_texts import read_jsonl, write_jsonl
-from tasks.language_model import load_model
+from tasks.language.readers import read_jsonl, write_jsonl
+from tasks.language.run_folder import load_model
 
 SUFFIXES = 2_000_000  # of the paper
 BEAMS = 5

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from edpsgd import card, escaping, files
 from edpsgd.card import Card
 from edpsgd.ledger.guarantee import Bound
-from tasks.common import checkpoints, progress
+from tasks.common import checkpoints, progress, run_opening
 from tasks.common.workers import Workers, has_bf16, workers
 from tasks.nlu import canaries, run_folder
 from tasks.nlu.configuration import Config, parse, write_file
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
     """A whole job; None if it is only planned."""
     if resume is not None and not dry_run:
-        team.on_first(lambda: run_folder.open_again(resume, config.private != "off"))
+        team.on_first(lambda: run_opening.open_again(resume, config.private != "off"))
     logging.disable_progress_bar()  # every worker would draw one
     team.together(lambda: _check_precision(config, team))
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
@@ -93,7 +93,7 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     if dry_run:
         return None
     name = f"{config.task}-{config.model}-{config.private}"
-    folder = run_folder.new_folder(config.output, name, team) if resume is None else resume
+    folder = run_opening.new_folder(config.output, name, team) if resume is None else resume
     if resume is None:
         team.on_first(lambda: _begin(folder, config, parts, data, team.collective.size))
     training = Training(config, team, parts, batches, plan, folder)

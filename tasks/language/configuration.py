@@ -1,4 +1,4 @@
-"""Every setting of a language-model job, and the data, sampler and noise that follow from it."""
+"""Every setting of a training job of tasks.language_model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from edpsgd import ClippedDenominator, FixedDenominator, FixedSizeUsers, PoissonUsers, accounting
-from edpsgd.distributed.collectives import Collective
-from edpsgd.sampling.users import Users
-from tasks import synthetic_users
+from edpsgd import ClippedDenominator, FixedDenominator
 from tasks.common import flags
 from tasks.common.flags import Settings, require, setting
-from tasks.common.text_files import numbered_lines
-from tasks.language import user_texts
-from tasks.language.dictionary import Dictionary
-from tasks.language.user_texts import RawUsers, UserData
 
 
 @dataclass(frozen=True)
@@ -173,103 +165,3 @@ def parse_changes(text: str) -> dict[int, float]:
         require(fits, "clip_changes", text, "of norms above 0, and of different rounds from 0 on")
         changes[begin] = value
     return changes
-
-
-# -------------------------------------------------------------------- data
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Users to train on and users to test on, with the dictionary of both."""
-
-    train: UserData
-    test: UserData
-    dictionary: Dictionary
-
-
-def load(config: Config) -> Texts:
-    """Reads or generates the users, and numbers their words."""
-    raw = _read(config)
-    dictionary = _dictionary(config, raw)
-    train, test = _split(config, raw, dictionary)
-    for name, part in (("training", train), ("test", test)):
-        if not len(part.tokens):
-            raise ValueError(f"the {name} users have no words: there are {len(train)} and {len(test)} users")
-    train = train.iid(config.data_seed) if config.iid else train
-    return Texts(train.cut(config.budget), test, dictionary)
-
-
-def _read(config: Config) -> RawUsers:
-    if config.task == "generated":
-        return synthetic_users.generate(config.users, config.data_seed, config.sentences, config.words)
-    read = user_texts.read_shakespeare if config.task == "shakespeare" else user_texts.read_jsonl
-    return read(config.data or "")
-
-
-def _split(config: Config, raw: RawUsers, dictionary: Dictionary) -> tuple[UserData, UserData]:
-    data = raw.numbered(dictionary)
-    if config.test_data is None:
-        return user_texts.split(data, raw.names, config.data_seed, config.held_out)
-    return data, user_texts.read_jsonl(config.test_data).numbered(dictionary)
-
-
-def has_private_dictionary(config: Config) -> bool:
-    """Whether the words were read from the data themselves."""
-    if config.dictionary == "training-set":
-        return True
-    text = Path(config.dictionary.removeprefix("text:")).resolve()
-    data = None if config.data is None else Path(config.data).resolve()
-    return config.dictionary.startswith("text:") and data is not None and (text == data or data in text.parents)
-
-
-def _dictionary(config: Config, raw: RawUsers) -> Dictionary:
-    if config.dictionary == "public":
-        require(config.task == "generated", "dictionary", "public", "a file, text:FILE or training-set")
-        return Dictionary(synthetic_users.generate_words(config.words))
-    if config.dictionary == "training-set":
-        return Dictionary.from_texts((text for texts in raw.texts for text in texts), config.dictionary_size)
-    if config.dictionary.startswith("text:"):
-        file = Path(config.dictionary.removeprefix("text:"))
-        return Dictionary.from_texts((line for _, line in numbered_lines(file)), config.dictionary_size)
-    return Dictionary.load(Path(config.dictionary))
-
-
-# -------------------------------------------------------------------- users and noise
-
-
-def make_users(config: Config, data: UserData, collective: Collective) -> Users:
-    """The sampler of a training."""
-    counts = data.sizes().tolist()  # also where nobody is weighted: they tell the order of the users
-    if config.cohort > len(data):
-        raise ValueError(f"cohort must be at most the number of training users, {len(data)}, got {config.cohort:g}")
-    denominator = parse_denominator(config.denominator)
-    if config.sampling == "poisson":
-        return PoissonUsers(
-            counts,
-            config.cohort / len(data),
-            weight_cap=config.weight_cap,
-            denominator=denominator,
-            collective=collective,
-            seed=config.seed,
-        )
-    require(config.cohort == int(config.cohort), "cohort", config.cohort, "a whole number with --sampling fixed")
-    return FixedSizeUsers(
-        counts,
-        int(config.cohort),
-        weight_cap=config.weight_cap,
-        denominator=denominator,
-        collective=collective,
-        seed=config.seed,
-    )
-
-
-def noise_multiplier(config: Config, sampler: Users) -> float:
-    """As given, or as the target ε needs it."""
-    if config.epsilon is None:
-        return config.noise_multiplier
-    rate = sampler.sampling_rate or 1.0
-    if config.sampling == "fixed":
-        return accounting.calibrate_fixed_size(config.epsilon, config.delta, rate, config.rounds)
-    return accounting.calibrate(
-        config.epsilon, config.delta, epochs=1, sampling_rate=rate, steps_per_epoch=config.rounds
-    )

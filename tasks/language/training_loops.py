@@ -16,7 +16,8 @@ import edpsgd
 from edpsgd import FedAvg, Federated, FedSGD
 from models.language_model import LanguageModel
 from tasks.common.workers import Workers
-from tasks.language.configuration import Config, make_users, noise_multiplier, parse_changes
+from tasks.language.configuration import Config, parse_changes
+from tasks.language.noise_plan import make_users, noise_multiplier
 from tasks.language.user_texts import UserData, Words, windows
 
 Windows = tuple[torch.Tensor, torch.Tensor]

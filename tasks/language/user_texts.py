@@ -1,28 +1,17 @@
-"""Texts grouped by user: numbers in three arrays, readers of two formats, held-out users, windows."""
+"""Texts grouped by user: words as numbers in three arrays, held-out users, windows that a model reads."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from edpsgd._arguments import check_count
 from models.language_model import NO_TARGET
-from tasks.common.text_files import (
-    Fault,
-    ReadError,
-    check_text,
-    json_member,
-    json_object,
-    matching_files,
-    numbered_lines,
-)
 from tasks.language.dictionary import BOS, EOS, Dictionary, tokenize
 
 Words = npt.NDArray[np.int32]
@@ -124,7 +113,7 @@ def _ranges(starts: Numbers, lengths: Numbers) -> Numbers:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
-def split(data: UserData, names: Sequence[str], seed: int, share: float = 0.1) -> tuple[UserData, UserData]:
+def split_users(data: UserData, names: Sequence[str], seed: int, share: float = 0.1) -> tuple[UserData, UserData]:
     """Training users and held-out users. A user's name decides, so that nobody moves when others come or go.
 
     Args:
@@ -134,7 +123,7 @@ def split(data: UserData, names: Sequence[str], seed: int, share: float = 0.1) -
         share: of held-out users, about; each user's name and the seed decide by a hash.
 
     Example:
-        >>> train, test = split(UserData.from_lists([[[3]]] * 1000), [f"user {k}" for k in range(1000)], seed=1)
+        >>> train, test = split_users(UserData.from_lists([[[3]]] * 1000), [f"user {k}" for k in range(1000)], seed=1)
         >>> len(train) + len(test), 70 < len(test) < 130
         (1000, True)
     """
@@ -179,7 +168,7 @@ def windows(sentences: Sequence[npt.NDArray[np.integer]], unroll: int = 10) -> t
     return inputs.reshape(-1, unroll), targets.reshape(-1, unroll)
 
 
-# ---------------------------------------------------------------- texts and their files
+# ---------------------------------------------------------------- texts
 
 
 @dataclass(frozen=True)
@@ -207,75 +196,3 @@ class RawUsers:
             lengths += [len(words) for words in sentences]
             parts.append(dictionary.encode(list(chain.from_iterable(sentences))))
         return UserData(np.concatenate(parts), bounds_of(lengths), bounds_of([len(texts) for texts in self.texts]))
-
-
-def read_shakespeare(path: str | Path) -> RawUsers:
-    """Plays: a line "SPEAKER:", the lines of the speech, a blank line. Speakers are users, lines are sentences."""
-    return _grouped(Path(path), (pair for file in matching_files(Path(path), "*.txt") for pair in _spoken(file)))
-
-
-def read_jsonl(path: str | Path) -> RawUsers:
-    """JSON Lines, a file or all in a folder: ``{"user": ..., "text": ...}``, each line a sentence.
-
-    The user is a string or a whole number; 7 and "7" are the same. Lines of one user may be anywhere.
-    """
-    return _grouped(
-        Path(path), (pair for file in matching_files(Path(path), "*.jsonl") for pair in _listed_texts(file))
-    )
-
-
-def write_jsonl(path: str | Path, users: RawUsers) -> None:
-    """Writes what read_jsonl reads. A user without texts leaves no line."""
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for name, texts in zip(users.names, users.texts, strict=True):
-            file.writelines(json.dumps({"user": name, "text": text}) + "\n" for text in texts)
-
-
-def _grouped(path: Path, pairs: Iterable[tuple[str, str]]) -> RawUsers:
-    """Users in the order of their first text."""
-    found: dict[str, list[str]] = {}
-    for name, text in pairs:
-        found.setdefault(name, []).append(text)
-    if not found:
-        raise ReadError(path, None, "there is no text of any user in it")
-    return RawUsers(list(found), list(found.values()))
-
-
-def _spoken(file: Path) -> Iterator[tuple[str, str]]:
-    speaker = ""
-    for number, line in numbered_lines(file):
-        try:
-            check_text(line)
-            if speaker and line.strip():
-                yield speaker, line.strip()
-            else:  # a line of a speech may end with a colon too, so only the first one can name a speaker
-                speaker = _speaker(line.strip())
-        except Fault as fault:
-            raise ReadError(file, number, str(fault)) from None
-
-
-def _speaker(line: str) -> str:
-    name = line.removesuffix(":")
-    if line and (name == line or not name):
-        raise Fault("a speech must begin with the name of its speaker and a colon")
-    return name
-
-
-def _listed_texts(file: Path) -> Iterator[tuple[str, str]]:
-    for number, line in numbered_lines(file):
-        try:
-            check_text(line)
-            if line.strip():
-                yield _pair(line)
-        except Fault as fault:
-            raise ReadError(file, number, str(fault)) from None
-
-
-def _pair(line: str) -> tuple[str, str]:
-    value = json_object(line)
-    user = value.get("user", "")
-    if isinstance(user, bool) or not isinstance(user, str | int):
-        raise Fault("'user' must be a string or a whole number")
-    pair = str(json_member(value, "user", type(user))), json_member(value, "text", str)
-    check_text("".join(pair))  # JSON can spell half a character
-    return pair

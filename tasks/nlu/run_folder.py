@@ -7,14 +7,13 @@ metrics.jsonl, ledger.jsonl, the privacy card, checkpoints/ and tensorboard/; ca
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edpsgd import Ledger, LedgerError, files
+from edpsgd import files
 from models import vectors as word_vectors
 from models.bert import BERT, BertInputs, paper_configuration
 from models.clc import CLC, ClcInputs
@@ -22,13 +21,12 @@ from models.heads import IntentSlotModel
 from models.vectors import WordVectors
 from tasks import generate
 from tasks.common import checkpoints, progress
-from tasks.common.workers import Workers
+from tasks.common.run_opening import WEIGHTS
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Rows, word_places
 from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split
 
-WEIGHTS, LEDGER = "weights.safetensors", "ledger.jsonl"
 KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
 
 
@@ -85,42 +83,6 @@ def has_ended(folder: str | Path) -> bool:
     metrics = Path(folder, progress.METRICS)
     lines = files.read_text(metrics, files.LARGE).splitlines() if metrics.exists() else []
     return any('"test_ser"' in line for line in lines)
-
-
-def new_folder(output: str | None, name: str, team: Workers) -> Path:
-    """The folder of a new run, which holds none yet; worker 0 says where."""
-    folder = Path(team.collective.gather(output or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")[0])
-    team.on_first(lambda: _check_unused(folder))
-    return folder
-
-
-def _check_unused(folder: Path) -> None:
-    """The configuration is the last that is written before training, and the ledger the first in it."""
-    if (folder / "config.yaml").exists():
-        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
-    if any((folder / name).exists() for name in (WEIGHTS, LEDGER)):
-        raise ValueError(f"{folder} holds weights or a ledger without a config.yaml: name another --output")
-
-
-def open_again(folder: Path, has_ledger: bool) -> None:
-    """Before a run goes on: nothing in its folder makes it wait, nobody else reads it, and its ledger is whole."""
-    files.check_tree(folder)
-    files.make_private(folder, with_content=True)
-    if has_ledger:
-        _check_ledger(folder)
-
-
-def _check_ledger(folder: Path) -> None:
-    """Every step is in the ledger before it is taken, so that no other file of the run can know of more."""
-    path = folder / LEDGER
-    ledger = Ledger.read(path) if path.exists() else Ledger()
-    charged = sum(event.steps for event in ledger.events if event.kind == "gradients")
-    taken = max(checkpoints.last_step(folder / "checkpoints"), progress.last_step(folder))
-    if charged < taken:
-        raise LedgerError(
-            f"{path} holds {charged} steps, and the run has taken {taken}: it was cut, deleted, or taken from an "
-            "older copy. Restore it: without it nobody knows what the training has cost"
-        )
 
 
 def check_ended(folder: str | Path) -> None:

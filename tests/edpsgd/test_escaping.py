@@ -16,11 +16,11 @@ from edpsgd import Ledger, card, cli, escaping, files
 from mia import secret_sharer
 from tasks import language_model, predict, train
 from tasks.language.dictionary import Dictionary
-from tasks.language.user_texts import write_jsonl
+from tasks.language.readers import write_jsonl
+from tasks.language.user_generator import generate
 from tasks.nlu import run_folder
 from tasks.nlu.configuration import Config, read_file
 from tasks.nlu.labels import Labels
-from tasks.synthetic_users import generate
 from tests.helpers.jobs import run as run_job
 from tests.helpers.jobs import tiny
 from tests.tasks.test_predict import parts, terminal  # noqa: F401 (a fixture)

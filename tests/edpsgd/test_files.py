@@ -21,10 +21,11 @@ from mia.phrases import Manifest
 from mia.views import View
 from models import vectors
 from tasks import language_model, predict, train
-from tasks.common import checkpoints, progress
+from tasks.common import checkpoints, progress, run_opening
 from tasks.embeddings import Sentences
 from tasks.generate import utterances
-from tasks.language import user_texts
+from tasks.language import readers as users_readers
+from tasks.language import run_folder as language_run_folder
 from tasks.language.dictionary import Dictionary
 from tasks.nlu import canaries, readers, run_folder
 from tasks.nlu.configuration import Config, read_file
@@ -79,8 +80,8 @@ LONG: dict[str, Callable[[Path], object]] = {
     "conll": lambda p: readers.read("conll", long_file(p / "a.conll")),
     "atis": lambda p: readers.read("atis", aligned(p)),
     "nlu-eval": lambda p: readers.read("nlu-eval", long_file(p / "a.csv", b"scenario;intent;answer_annotation\n")),
-    "users": lambda p: user_texts.read_jsonl(long_file(p / "a.jsonl")),
-    "plays": lambda p: user_texts.read_shakespeare(long_file(p / "a.txt", b"ROMEO:\n")),
+    "users": lambda p: users_readers.read_jsonl(long_file(p / "a.jsonl")),
+    "plays": lambda p: users_readers.read_shakespeare(long_file(p / "a.txt", b"ROMEO:\n")),
     "dictionary": lambda p: Dictionary.load(long_file(p / "words.txt", b"call\n")),
     "word list": lambda p: word_list(long_file(p / "words.txt", b"call\n")),
     "vec": lambda p: vectors.load(long_file(p / "a.vec", b"2 3\ncall 1 0 0\n")),
@@ -247,11 +248,11 @@ def test_a_fifo_in_a_run_folder(whole, tmp_path, capsys) -> None:
 
 
 def test_a_fifo_in_the_run_folder_of_a_language_model(language, tmp_path) -> None:
-    needed = {language_model.MODEL, language_model.DICTIONARY, run_folder.WEIGHTS}
+    needed = {language_run_folder.MODEL, language_run_folder.DICTIONARY, run_opening.WEIGHTS}
     folder = tmp_path / "run"
     for file in with_fifos(language, folder):
         assert refuses(lambda: language_model.main(["--resume", str(folder)])), file
-        assert refuses(lambda: language_model.load_model(folder) and None) == (
+        assert refuses(lambda: language_run_folder.load_model(folder) and None) == (
             str(file.relative_to(folder)) in needed
         ), file
 
@@ -319,7 +320,7 @@ def test_a_ledger_that_knows_less_than_the_run(whole, tmp_path, how, knows) -> N
         lines = (folder / progress.METRICS).read_text().splitlines()
         (folder / progress.METRICS).write_text("".join(f"{one}\n" for one in lines if "test_" not in one))
         shutil.rmtree(folder / "checkpoints")
-    lose(folder / run_folder.LEDGER, how)
+    lose(folder / run_opening.LEDGER, how)
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(LedgerError, match="holds 0 steps, and the run has taken"):
         run_job(Config(**{**read_file(folder / "config.yaml"), "output": str(folder)}), resume=folder)

@@ -12,12 +12,13 @@ import edpsgd
 from models.language_model import LanguageModel
 from tasks import language_model
 from tasks.common.workers import workers
-from tasks.language.configuration import Config, has_private_dictionary, load
+from tasks.language.configuration import Config
+from tasks.language.dataset import has_private_dictionary, load_texts
 from tasks.language.dictionary import BOS
-from tasks.language.training_loops import UserTraining
-from tasks.language.user_texts import write_jsonl
-from tasks.language_model import load_model
-from tasks.synthetic_users import generate
+from tasks.language.readers import write_jsonl
+from tasks.language.run_folder import load_model
+from tasks.language.training_loops import SentenceTraining, UserTraining
+from tasks.language.user_generator import generate
 from tests.helpers.corpora import data_folder
 from tests.helpers.jobs import metrics
 
@@ -80,7 +81,7 @@ def test_learning(tmp_path) -> None:
 @pytest.mark.parametrize("flags", [PRIVATE, [*FEDAVG, "--algorithm", "sgd", "--server", "momentum"]])
 def test_going_on_is_like_not_stopping(tmp_path, monkeypatch, flags) -> None:
     train(tmp_path / "whole", *flags)
-    kind = language_model.SentenceTraining if "sgd" in flags else language_model.UserTraining
+    kind = SentenceTraining if "sgd" in flags else UserTraining
     step = kind.step
 
     def stop(self, number: int) -> None:
@@ -132,7 +133,7 @@ def test_files_of_users(tmp_path, capsys) -> None:
 
 def test_every_round_of_fedsgd_has_another_batch() -> None:
     config = Config(users=20, sentences=12, words=40, algorithm="fedsgd", batch_size=4, cohort=5.0)
-    data = load(config).train
+    data = load_texts(config).train
     with workers("cpu") as team:
         training = UserTraining(config, team, LanguageModel(43, 4, 4), data, Path())
         found = [training._batches(number, 0)[0][0] for number in range(4)]

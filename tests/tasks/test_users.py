@@ -13,16 +13,9 @@ import pytest
 
 from tasks.common.text_files import ReadError
 from tasks.language.dictionary import Dictionary, tokenize
-from tasks.language.user_texts import (
-    RawUsers,
-    UserData,
-    read_jsonl,
-    read_shakespeare,
-    split,
-    windows,
-    write_jsonl,
-)
-from tasks.synthetic_users import generate, generate_words
+from tasks.language.readers import read_jsonl, read_shakespeare, write_jsonl
+from tasks.language.user_generator import generate, generate_words
+from tasks.language.user_texts import RawUsers, UserData, split_users, windows
 from tests.helpers.corpora import data_folder, written
 
 Lists = list[list[list[int]]]
@@ -162,7 +155,7 @@ def test_dealt_anew() -> None:
         (lambda data: UserData(data.tokens, data.sentences, data.users[:-1]), "users must go up from 0 to 2"),
         (lambda data: UserData(data.tokens[1:], data.sentences, data.users), "sentences must go up from 0 to 2"),
         (lambda data: windows(data.of_user(0), unroll=0), "unroll must be an int >= 1"),
-        (lambda data: split(data, [""] * len(data), 0, share=1.0), "share must be >= 0 and < 1"),
+        (lambda data: split_users(data, [""] * len(data), 0, share=1.0), "share must be >= 0 and < 1"),
         (lambda data: RawUsers(["a"], []), "texts must be of as many users"),
         (lambda data: generate(0, 1), "users must be an int >= 1"),
         (lambda data: generate(1, -1), "seed must be an int >= 0"),
@@ -207,16 +200,16 @@ def test_windows_of_nothing(sentences) -> None:
 
 def test_held_out_users_stay_when_others_come_or_go() -> None:
     data, names = UserData.from_lists([[[k]] for k in range(3000)]), [f"user {k}" for k in range(3000)]
-    train, test = split(data, names, seed=5, share=0.2)
+    train, test = split_users(data, names, seed=5, share=0.2)
     assert sorted([*train.tokens, *test.tokens]) == list(range(3000))
     assert 500 < len(test) < 700  # 600 +- 22
     kept = [k for k in range(3000) if k != 7 and k < 2000]
-    fewer = split(data.select(kept), [names[k] for k in kept], seed=5, share=0.2)[1]
+    fewer = split_users(data.select(kept), [names[k] for k in kept], seed=5, share=0.2)[1]
     assert fewer.tokens.tolist() == [k for k in test.tokens if k in kept]
-    assert split(data, names, seed=6, share=0.2)[1].tokens.tolist() != test.tokens.tolist()
-    assert len(split(data, names, seed=5, share=0)[1]) == 0
+    assert split_users(data, names, seed=6, share=0.2)[1].tokens.tolist() != test.tokens.tolist()
+    assert len(split_users(data, names, seed=5, share=0)[1]) == 0
     with pytest.raises(ValueError, match="as many as there are users, 3000, got 2"):
-        split(data, names[:2], seed=5)
+        split_users(data, names[:2], seed=5)
 
 
 # ---------------------------------------------------------------- files
