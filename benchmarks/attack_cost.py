@@ -20,8 +20,8 @@ from benchmarks import results
 from benchmarks.results import machine
 from mia.views import BATCH, view
 from models.heads import Prediction
-from tasks import generate
-from tasks.nlu import run_folder as run
+from tasks.nlu import generator as generate
+from tasks.nlu import new_model as run
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
 from tasks.nlu.example_batches import Examples

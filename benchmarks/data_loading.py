@@ -22,13 +22,14 @@ import psutil
 
 from benchmarks import results
 from benchmarks.results import machine
-from tasks import generate
 from tasks.common.workers import workers
-from tasks.nlu import run_folder as run
+from tasks.nlu import generator as generate
+from tasks.nlu import new_model as run
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus
 from tasks.nlu.example_batches import Examples
-from tasks.nlu.noise_plan import make_batches, make_plan
+from tasks.nlu.noise_plan import make_plan
+from tasks.nlu.samplers import make_batches
 from tasks.nlu.training_loop import Training
 
 BATCH = 64

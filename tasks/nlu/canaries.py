@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edpsgd import files
-from tasks import generate
+from tasks.nlu import generator
 from tasks.nlu.corpus import OUTSIDE, Corpus, Utterance
 from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split
@@ -48,7 +48,7 @@ def make(number: int, labels: Labels, seed: int) -> list[Canary]:
         >>> len(found), {len(one.said.words) for one in found}
         (4, {8})
     """
-    draw, words = np.random.default_rng(seed), generate.words()
+    draw, words = np.random.default_rng(seed), generator.words()
     coins = draw.integers(2, size=number).astype(bool).tolist()
     return [Canary(_random(words, labels, draw), coin) for coin in coins]
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tasks import generate
-from tasks.nlu import canaries, readers
+from tasks.nlu import canaries, generator, readers
 from tasks.nlu.canaries import Canary
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus
@@ -65,7 +64,7 @@ def load(config: Config, folder: Path | None, seed: int) -> Data:
 def read(config: Config) -> Corpus:
     """The corpus alone."""
     if config.task == "generated":
-        found = Corpus(generate.utterances(config.examples, seed=config.data_seed))
+        found = Corpus(generator.utterances(config.examples, seed=config.data_seed))
     else:
         found = readers.read(config.task, config.data or "", config.skip_bad_lines)
     return found if config.longest is None else found.shorter(config.longest)

@@ -22,14 +22,14 @@ from mia.views import View
 from models import vectors
 from tasks import language_model, predict, train
 from tasks.common import checkpoints, progress, run_opening
-from tasks.embeddings import Sentences
-from tasks.generate import utterances
+from tasks.common.fasttext_vectors import Sentences
 from tasks.language import readers as users_readers
 from tasks.language import run_folder as language_run_folder
 from tasks.language.dictionary import Dictionary
-from tasks.nlu import canaries, readers, run_folder
+from tasks.nlu import canaries, new_model, readers, run_folder
 from tasks.nlu.configuration import Config, read_file
 from tasks.nlu.corpus import Corpus
+from tasks.nlu.generator import utterances
 from tests.helpers.jobs import run as run_job
 from tests.helpers.jobs import tiny, tiny_encoder
 
@@ -96,11 +96,11 @@ LONG: dict[str, Callable[[Path], object]] = {
 
 
 def word_list(path: Path) -> object:
-    return run_folder.build(Config(private="off", vocabulary=str(path)), Corpus(utterances(9)), np.arange(9))
+    return new_model.build(Config(private="off", vocabulary=str(path)), Corpus(utterances(9)), np.arange(9))
 
 
 def labels_of(path: Path) -> object:
-    return run_folder.build(Config(private="off", labels=str(path)), Corpus(utterances(9)), np.arange(9))
+    return new_model.build(Config(private="off", labels=str(path)), Corpus(utterances(9)), np.arange(9))
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -111,9 +111,7 @@ def test_a_line_of_100_megabytes(tmp_path, name) -> None:
 
 def test_a_long_line_to_answer(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(predict, "check_ended", lambda folder: None)
-    parts = run_folder.build(
-        Config(private="off", hidden=4, dimension=4, layers=1), Corpus(utterances(9)), np.arange(9)
-    )
+    parts = new_model.build(Config(private="off", hidden=4, dimension=4, layers=1), Corpus(utterances(9)), np.arange(9))
     monkeypatch.setattr(predict, "load", lambda folder: parts)
     with little_memory(), pytest.raises(SystemExit, match="line 1 is longer than"):
         predict.main(["--run", "x", str(long_file(tmp_path / "said.txt"))])
@@ -261,7 +259,7 @@ def test_a_fifo_in_the_folder_of_a_tokenizer(tmp_path) -> None:
     """Also behind a link."""
     encoder = tiny_encoder(tmp_path / "encoder")
     corpus = Corpus(utterances(9))
-    parts = run_folder.build(Config(private="off", model="bert", pretrained=encoder), corpus, np.arange(9))
+    parts = new_model.build(Config(private="off", model="bert", pretrained=encoder), corpus, np.arange(9))
     parts.save(tmp_path / "run")
     parts.save_weights(tmp_path / "run")
     shutil.move(tmp_path / "run" / "vocabulary", tmp_path / "elsewhere")

@@ -12,9 +12,9 @@ from mia import bounds, one_run
 from mia.audit import main as audit
 from mia.candidates import candidates, open_run
 from mia.one_run import canary_scores
-from tasks.generate import words
 from tasks.nlu import canaries
 from tasks.nlu.dataset import load
+from tasks.nlu.generator import words
 from tasks.nlu.labels import Labels
 from tasks.nlu.training_loop import Training
 from tests.helpers.jobs import run, tiny

@@ -12,6 +12,7 @@ from gensim.models.fasttext import load_facebook_vectors
 
 from models import vectors
 from tasks import embeddings
+from tasks.common import fasttext_vectors
 
 SMALL = ["--dimension", "8", "--epochs", "2", "--buckets", "100", "--workers", "1"]
 
@@ -57,7 +58,7 @@ def test_text_file(tmp_path) -> None:
 def test_vectors_learn_what_stands_together(tmp_path) -> None:
     """Each word is nearer to those of its own group than to those of the other."""
     text = corpus(tmp_path / "text.txt", lines=1000)
-    model = embeddings.train(text, dimension=8, epochs=10, buckets=100, workers=1)
+    model = fasttext_vectors.train(text, dimension=8, epochs=10, buckets=100, workers=1)
     one, other = ["one", "two", "three", "four"], ["anna", "omar", "lena", "raj"]
     within = np.mean([model.wv.similarity(a, b) for g in (one, other) for a in g for b in g if a < b])
     across = np.mean([model.wv.similarity(a, b) for a in one for b in other])
@@ -80,20 +81,20 @@ def test_min_count_and_folder(tmp_path) -> None:
     (folder / "b.txt").write_text("Two THREE\nthree\n")
     (folder / "a.txt").write_text("\ufeffone two\n\nthree", encoding="utf-8")
     (folder / "c.md").write_text("three three three two two two four four four four")
-    assert list(embeddings.Sentences(folder)) == [["one", "two"], ["three"], ["two", "three"], ["three"]]
-    model = embeddings.train(folder, dimension=4, epochs=1, buckets=10, workers=1)
+    assert list(fasttext_vectors.Sentences(folder)) == [["one", "two"], ["three"], ["two", "three"], ["three"]]
+    model = fasttext_vectors.train(folder, dimension=4, epochs=1, buckets=10, workers=1)
     assert {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key} == {"three": 3, "two": 2}
 
 
 def test_long_lines_are_read_to_the_end(tmp_path) -> None:
     """gensim by itself would leave out what is beyond 10,000 words."""
     (tmp_path / "text.txt").write_text("word " * 25_000)
-    assert [len(words) for words in embeddings.Sentences(tmp_path / "text.txt")] == [10_000, 10_000, 5_000]
+    assert [len(words) for words in fasttext_vectors.Sentences(tmp_path / "text.txt")] == [10_000, 10_000, 5_000]
 
 
 def test_only_line_feeds_end_a_line(tmp_path) -> None:
     (tmp_path / "text.txt").write_bytes("a\x85b c\u2028d\r\ne\n".encode())
-    assert list(embeddings.Sentences(tmp_path / "text.txt")) == [["a", "b", "c", "d"], ["e"]]
+    assert list(fasttext_vectors.Sentences(tmp_path / "text.txt")) == [["a", "b", "c", "d"], ["e"]]
 
 
 REFUSED = {
@@ -142,7 +143,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch) -> None
         Path(path).write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(embeddings, "save_facebook_model", stop)
+    monkeypatch.setattr(fasttext_vectors, "save_facebook_model", stop)
     (tmp_path / "old.bin").write_text("old")
     with pytest.raises(KeyboardInterrupt):
         run(corpus(tmp_path / "text.txt"), tmp_path / "old.bin")

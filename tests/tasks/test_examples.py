@@ -12,7 +12,7 @@ from edpsgd.distributed.launchers import resolve
 from models.bert import BERT
 from models.clc import CLC
 from models.heads import IntentSlotModel, Prediction
-from tasks import generate
+from tasks.nlu import generator
 from tasks.nlu.corpus import Corpus, Utterance, word_places
 from tasks.nlu.evaluation import evaluate
 from tasks.nlu.example_batches import Examples
@@ -25,7 +25,7 @@ ROWS = np.array([3, 50, 7, 21, 22, 23, 59, 0])
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return Corpus(generate.utterances(60, seed=3))
+    return Corpus(generator.utterances(60, seed=3))
 
 
 def examples_of(corpus: Corpus, rows: np.ndarray, kind: str = "clc", **settings) -> Examples:
@@ -184,7 +184,7 @@ def test_more_workers_than_utterances(corpus) -> None:
 
 def test_evaluation_keeps_one_bucket_in_memory() -> None:
     """No list grows with the number of utterances."""
-    corpus = Corpus(generate.utterances(2000, seed=1))
+    corpus = Corpus(generator.utterances(2000, seed=1))
     rows = np.arange(len(corpus))
     examples, labels = examples_of(corpus, rows), Labels.of_rows(corpus, rows)
     tracemalloc.start()
@@ -202,7 +202,7 @@ def test_places(corpus) -> None:
 
 def test_memory() -> None:
     """Eight bytes for each word with its tag, twenty for an utterance; the rest grows with distinct words only."""
-    corpus = Corpus(generate.utterances(5000, seed=1))
+    corpus = Corpus(generator.utterances(5000, seed=1))
     rows = np.arange(len(corpus))
     examples = examples_of(corpus, rows)
     arrays = {id(a): a for holder in (corpus, examples, examples._table) for a in vars(holder).values()}.values()

@@ -9,8 +9,9 @@ from collections import Counter
 
 import pytest
 
-from tasks.generate import DOMAINS, main, utterances, words
+from tasks.generate import main
 from tasks.nlu.corpus import Corpus
+from tasks.nlu.generator import DOMAINS, utterances, words
 from tasks.nlu.grammar import PHRASES, TEMPLATES
 from tasks.nlu.readers import read
 

@@ -15,11 +15,11 @@ import torch
 import edpsgd
 from edpsgd.accounting import gaussian_epsilon
 from tasks.common import checkpoints
-from tasks.generate import utterances
 from tasks.nlu import training_loop
 from tasks.nlu.configuration import Config, parse
-from tasks.nlu.run_folder import not_covered
-from tasks.train import Outcome
+from tasks.nlu.generator import utterances
+from tasks.nlu.new_model import not_covered
+from tasks.nlu.training_job import Outcome
 from tests.helpers.common import quiet
 from tests.helpers.jobs import assert_same_weights, metrics, run, tiny, tiny_encoder, weights
 

@@ -12,8 +12,9 @@ from scipy.special import log_ndtr
 import edpsgd
 from edpsgd.distributed.collectives import Local
 from edpsgd.ledger.guarantee import format_epsilon
-from tasks.nlu.noise_plan import layer_scaling, make_batches, make_plan
-from tasks.train import train
+from tasks.nlu.noise_plan import layer_scaling, make_plan
+from tasks.nlu.samplers import make_batches
+from tasks.nlu.training_job import train
 from tests.helpers.jobs import here, run, tiny
 
 DELTA = 5e-4

@@ -14,8 +14,8 @@ from models.bert import BERT, BertInputs
 from models.clc import ClcInputs
 from models.heads import IntentSlotModel, Prediction
 from models.vectors import WordVectors
-from tasks import generate, predict
-from tasks.nlu import run_folder
+from tasks import predict
+from tasks.nlu import generator, new_model, prediction, run_folder
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus
 from tasks.nlu.labels import Labels
@@ -83,7 +83,7 @@ class Screen(io.StringIO):
 
 
 def test_an_answer(parts) -> None:
-    [found] = predict.predict(parts, ["call anna lee"])
+    [found] = prediction.predict(parts, ["call anna lee"])
     slot = {"type": "name", "value": "anna lee", "start": 5, "end": 13, "score": 0.7}  # the smaller of 0.8 and 0.7
     assert found == {"text": "call anna lee", "intent": "phone", "score": 0.75, "slots": [slot]}
 
@@ -103,18 +103,18 @@ def test_an_answer(parts) -> None:
 def test_places_are_characters_of_the_text(parts, text, places) -> None:
     """Blanks of all kinds and numbers are kept as they are; the end of the line is no part of the text."""
     for end in ("", "\n", "\r\n"):
-        [found] = predict.predict(parts, [text + end])
+        [found] = prediction.predict(parts, [text + end])
         assert found["text"] == text
         assert [(slot["start"], slot["end"]) for slot in found["slots"]] == places
         assert all(slot["value"] == text[slot["start"] : slot["end"]] for slot in found["slots"])
 
 
 def test_lines_without_words(parts) -> None:
-    found = list(predict.predict(parts, ["", "call", " \t \n", "\n", "play", ""]))
+    found = list(prediction.predict(parts, ["", "call", " \t \n", "\n", "play", ""]))
     assert [one["intent"] for one in found] == [None, "phone", None, None, "music", None]
     assert found[2] == {"text": " \t ", "intent": None, "score": None, "slots": []}
-    assert [one["intent"] for one in predict.predict(parts, ["", "\n"])] == [None, None]
-    assert list(predict.predict(parts, [])) == []
+    assert [one["intent"] for one in prediction.predict(parts, ["", "\n"])] == [None, None]
+    assert list(prediction.predict(parts, [])) == []
 
 
 def texts(number: int) -> list[str]:
@@ -127,8 +127,8 @@ def texts(number: int) -> list[str]:
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 @pytest.mark.parametrize("chunk", [1, 3, 2048])
 def test_order_is_kept(parts, monkeypatch, chunk, batch_size) -> None:
-    monkeypatch.setattr(predict, "CHUNK", chunk)
-    found = list(predict.predict(parts, texts(20), batch_size))
+    monkeypatch.setattr(prediction, "CHUNK", chunk)
+    found = list(prediction.predict(parts, texts(20), batch_size))
     assert [one["text"] for one in found] == texts(20)
     for text, one in zip(texts(20), found, strict=True):
         words = text.split()
@@ -138,7 +138,7 @@ def test_order_is_kept(parts, monkeypatch, chunk, batch_size) -> None:
 
 
 def test_no_more_is_read_than_a_chunk(parts, monkeypatch) -> None:
-    monkeypatch.setattr(predict, "CHUNK", 3)
+    monkeypatch.setattr(prediction, "CHUNK", 3)
     read = []
 
     def endless() -> Iterator[str]:
@@ -146,7 +146,7 @@ def test_no_more_is_read_than_a_chunk(parts, monkeypatch) -> None:
             read.append(1)
             yield "call anna"
 
-    found = predict.predict(parts, endless())
+    found = prediction.predict(parts, endless())
     counts = [(next(found), len(read))[1] for _ in range(7)]
     assert counts == [3, 3, 3, 6, 6, 6, 9]
 
@@ -171,7 +171,7 @@ def test_no_scores(parts, capsys) -> None:
 
 def test_file(parts, capsys, tmp_path, monkeypatch) -> None:
     """UTF-8 with a mark at its beginning, any ends of lines, and none after the last line."""
-    monkeypatch.setattr(predict, "CHUNK", 3)
+    monkeypatch.setattr(prediction, "CHUNK", 3)
     path = tmp_path / "said.txt"
     path.write_bytes(b"\xef\xbb\xbfcall anna\r\n\nplay \xc3\x9cber\ncall\xe2\x80\xa8anna\nplay")
     predict.main(["--run", "x", str(path)])
@@ -182,7 +182,7 @@ def test_file(parts, capsys, tmp_path, monkeypatch) -> None:
 
 
 def test_standard_input(parts, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(predict, "CHUNK", 3)
+    monkeypatch.setattr(prediction, "CHUNK", 3)
     said = [text.strip() for text in texts(10)]
     monkeypatch.setattr("sys.stdin", Keyboard("\n".join([*said, "call Zürich"]).encode()))
     predict.main(["--run", "x"])
@@ -252,8 +252,8 @@ def test_output_that_knows_ascii_only(parts, monkeypatch) -> None:
 
 def test_real_run_folder(tmp_path, capsys) -> None:
     """From the disk, in one process: what the model of the folder says."""
-    corpus = Corpus(generate.utterances(15, seed=1))
-    made = run_folder.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
+    corpus = Corpus(generator.utterances(15, seed=1))
+    made = new_model.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
     made.save(tmp_path / "run")
     made.save_weights(tmp_path / "run")
     said = [" ".join(one.words) for one in corpus]
@@ -262,7 +262,7 @@ def test_real_run_folder(tmp_path, capsys) -> None:
     found = answers(capsys)
     made.model.eval()
     for text, one in zip(said, found, strict=True):
-        [alone] = predict.predict(made, [text])
+        [alone] = prediction.predict(made, [text])
         assert (one["text"], one["intent"]) == (text, alone["intent"])
         assert one["score"] == pytest.approx(alone["score"], abs=1e-5)
         assert [s["start"] for s in one["slots"]] == [s["start"] for s in alone["slots"]]
@@ -309,7 +309,7 @@ def test_text_that_is_not_utf8(parts, tmp_path, monkeypatch, capsys) -> None:
 
 
 def test_answers_before_a_bad_line_are_given(parts, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(predict, "CHUNK", 2)
+    monkeypatch.setattr(prediction, "CHUNK", 2)
     path = tmp_path / "said.txt"
     path.write_bytes(b"call anna\nplay lee\ncall\n\xff\n")
     assert ":4: the line is not UTF-8" in refused(str(path))
@@ -321,7 +321,7 @@ def test_utterance_that_is_too_long(parts) -> None:
     inputs = BertInputs(BertInputs.from_words(WORDS).tokenizer, most=6)
     model = BERT(tiny_configuration(len(inputs.tokenizer)), 3, 5).eval()
     said = ["call anna", "", "play", "call " * 5, "lee"]
-    found = predict.predict(run_folder.Parts(model, inputs, LABELS), said, chunk=2)
+    found = prediction.predict(run_folder.Parts(model, inputs, LABELS), said, chunk=2)
     assert [next(found)["text"] for _ in range(2)] == ["call anna", ""]
     with pytest.raises(ValueError, match="^texts 3 to 4: 1 of 2 utterances have more .* longest 5$"):
         next(found)

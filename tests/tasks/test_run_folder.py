@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertModel
 
-from tasks import generate, train
-from tasks.nlu import run_folder
+from tasks import train
+from tasks.nlu import generator, new_model, run_folder
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Utterance
-from tasks.predict import predict
+from tasks.nlu.prediction import predict
 from tests.helpers.small_models import ENCODER, tiny_configuration
 
 SECRET = "quetzalcoatlus"
@@ -31,12 +31,12 @@ SMALL = {"private": "off", "hidden": 8, "layers": 1, "dimension": 8}
 
 @pytest.fixture(autouse=True)
 def small_paper(monkeypatch) -> None:
-    monkeypatch.setattr(run_folder, "paper_configuration", tiny_configuration)
+    monkeypatch.setattr(new_model, "paper_configuration", tiny_configuration)
 
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return Corpus(generate.utterances(60, seed=2))
+    return Corpus(generator.utterances(60, seed=2))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def randomised(parts: run_folder.Parts) -> run_folder.Parts:
 @pytest.mark.parametrize("config", KINDS, indirect=True)
 def test_loaded_model_gives_the_same_answers(config, corpus, tmp_path) -> None:
     """Bit for bit, also for words that no table has; and in a place of its own."""
-    parts = randomised(run_folder.build(config, corpus, np.arange(40)))
+    parts = randomised(new_model.build(config, corpus, np.arange(40)))
     expected = list(predict(parts, TEXTS, batch_size=3))
     saved(parts, tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -99,7 +99,7 @@ def holds(folder: Path, word: str) -> list[str]:
 
 def secret_data(folder: Path) -> Path:
     """Generated utterances; every third says a secret, as a slot or outside of slots."""
-    said = list(generate.utterances(90, seed=4))
+    said = list(generator.utterances(90, seed=4))
     with open(folder / "said.jsonl", "w", encoding="utf-8") as file:
         for number, one in enumerate(said):
             words, tags = ([*one.words, SECRET], [*one.tags, "O"]) if number % 3 == 0 else (one.words, one.tags)
@@ -146,28 +146,28 @@ def test_word_list_of_the_training_set(config, tmp_path) -> None:
 def test_word_list_has_the_training_rows_only() -> None:
     said = [Utterance((word, "Now"), ("O", "O"), "x") for word in ("Zeta", "eta", "theta")]
     config = Config(**SMALL, vocabulary="training-set")
-    parts = run_folder.build(config, Corpus(said), np.array([2, 0]))
+    parts = new_model.build(config, Corpus(said), np.array([2, 0]))
     assert parts.inputs.vectors.words == ["now", "theta", "zeta"]
 
 
 def test_word_list_of_a_file(corpus, tmp_path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("call\nanna call\n", encoding="utf-8")
-    parts = run_folder.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+    parts = new_model.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
     assert parts.inputs.vectors.words == ["call", "anna"]
     assert parts.model.words.weight.shape == (3, 8)
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="words.txt is empty"):
-        run_folder.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+        new_model.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
     for bad in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(ValueError, match="cannot read the word list"):
-            run_folder.build(Config(**SMALL, vocabulary=str(bad)), corpus, np.arange(40))
+            new_model.build(Config(**SMALL, vocabulary=str(bad)), corpus, np.arange(40))
 
 
 def test_vectors_and_pretrained_are_not_mixed_up(corpus, encoder) -> None:
     for wrong in ({"model": "clc", "pretrained": encoder}, {"model": "bert", "vectors": encoder}):
         with pytest.raises(ValueError, match=f"for clc and pretrained is for bert, and the model is {wrong['model']}"):
-            run_folder.build(Config(**SMALL, **wrong), corpus, np.arange(40))
+            new_model.build(Config(**SMALL, **wrong), corpus, np.arange(40))
 
 
 # ---------------------------------------------------------------- labels
@@ -184,7 +184,7 @@ SAID = Corpus(
 def with_labels(tmp_path: Path, content: str | bytes) -> run_folder.Parts:
     path = tmp_path / "labels.json"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return run_folder.build(Config(**SMALL, labels=str(path)), SAID, np.array([0, 1]))
+    return new_model.build(Config(**SMALL, labels=str(path)), SAID, np.array([0, 1]))
 
 
 def test_labels_of_a_file(tmp_path) -> None:
@@ -198,7 +198,7 @@ def test_labels_of_a_file(tmp_path) -> None:
 
 
 def test_labels_of_the_training_set() -> None:
-    parts = run_folder.build(Config(**SMALL), SAID, np.array([0, 1]))
+    parts = new_model.build(Config(**SMALL), SAID, np.array([0, 1]))
     assert parts.labels.intents == ["clock", "phone"]
 
 
@@ -216,7 +216,7 @@ def test_labels_of_the_training_set() -> None:
 def test_what_no_noise_covers(settings, stated) -> None:
     """By how each statement begins; logs and counts are in every run folder."""
     always = {"metrics.jsonl, tensorboard/ and checkpoints/", "data.json and the number of training utterances"}
-    found = run_folder.not_covered(Config(**{**SMALL, **settings}))
+    found = new_model.not_covered(Config(**{**SMALL, **settings}))
     assert {text.partition(":")[0] for text in found} == stated | always
 
 
@@ -258,7 +258,7 @@ def test_malformed_labels(tmp_path, content) -> None:
 
 def test_labels_file_that_there_is_not(tmp_path) -> None:
     with pytest.raises(ValueError, match="none.json must be JSON with the lists intents and slots"):
-        run_folder.build(Config(**SMALL, labels=str(tmp_path / "none.json")), SAID, np.array([0, 1]))
+        new_model.build(Config(**SMALL, labels=str(tmp_path / "none.json")), SAID, np.array([0, 1]))
 
 
 # ---------------------------------------------------------------- damage
@@ -294,7 +294,7 @@ def test_damaged_folders(corpus, tmp_path, damage) -> None:
     """A ValueError names the folder."""
     [(name, content)] = damage.items()
     kind = "bert" if "tokenizer" in name or "limit" in name else "clc"
-    folder = saved(run_folder.build(Config(**SMALL, model=kind), corpus, np.arange(40)), tmp_path / "run")
+    folder = saved(new_model.build(Config(**SMALL, model=kind), corpus, np.arange(40)), tmp_path / "run")
     run_folder.load(folder)
     if content is None:
         (folder / name).unlink()
@@ -306,8 +306,8 @@ def test_damaged_folders(corpus, tmp_path, damage) -> None:
 
 
 def test_weights_of_another_model(corpus, tmp_path) -> None:
-    folder = saved(run_folder.build(Config(**SMALL), corpus, np.arange(40)), tmp_path / "run")
-    other = run_folder.build(Config(**{**SMALL, "hidden": 16}), corpus, np.arange(40))
+    folder = saved(new_model.build(Config(**SMALL), corpus, np.arange(40)), tmp_path / "run")
+    other = new_model.build(Config(**{**SMALL, "hidden": 16}), corpus, np.arange(40))
     other.save_weights(folder)
     with pytest.raises(ValueError, match="(?s)run is not a run folder, or it is damaged: .*size mismatch"):
         run_folder.load(folder)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.generate import utterances
 from tasks.nlu.corpus import Corpus, Utterance
+from tasks.nlu.generator import utterances
 from tasks.nlu.readers import read
 from tasks.nlu.splits import Split, near_duplicates, split
 from tests.helpers.corpora import data_folder

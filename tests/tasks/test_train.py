@@ -13,11 +13,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import edpsgd
 from models.heads import IntentSlotModel
-from tasks.generate import utterances
-from tasks.nlu import configuration, run_folder
+from tasks.nlu import configuration, new_model, run_folder
 from tasks.nlu.corpus import Corpus
 from tasks.nlu.evaluation import evaluate
 from tasks.nlu.example_batches import Examples
+from tasks.nlu.generator import utterances
 from tasks.nlu.splits import split
 from tasks.nlu.training_loop import Training
 from tasks.train import main
@@ -187,7 +187,7 @@ def test_half_precision(tmp_path, model, private) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_processor_without_half_precision(tmp_path, monkeypatch, more) -> None:
-    monkeypatch.setattr("tasks.train.has_bf16", lambda device: False)
+    monkeypatch.setattr("tasks.nlu.training_job.has_bf16", lambda device: False)
     message = failure([*flags(tmp_path / "run", precision="bf16"), *more])
     assert message == "error: --precision bf16: this processor has no instructions for it, use fp32"
     assert not (tmp_path / "run").exists()
@@ -370,14 +370,14 @@ def test_a_loss_that_is_no_number_is_left_out_of_private_training(tmp_path, monk
 
 
 def test_a_model_that_keeps_statistics_is_refused(tmp_path, monkeypatch) -> None:
-    build = run_folder.build
+    build = new_model.build
 
     def with_statistics(*arguments):
         parts = build(*arguments)
         parts.model.norm = torch.nn.BatchNorm1d(3)
         return parts
 
-    monkeypatch.setattr(run_folder, "build", with_statistics)
+    monkeypatch.setattr(new_model, "build", with_statistics)
     with quiet(), pytest.raises(ValueError, match="running statistics"):
         run(tiny(tmp_path / "run"))
 
