@@ -11,7 +11,7 @@ from tasks.nlu.generator import DOMAINS, utterances
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes generated utterances as jsonl, which tasks.nlu.readers reads as the task "jsonl"."""
+    """Writes generated utterances as jsonl, which tasks.train reads as --task jsonl."""
     parser = argparse.ArgumentParser(prog="python -m tasks.generate", description=main.__doc__)
     parser.add_argument("count", type=int, help="how many utterances")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same utterances (default: 0)")

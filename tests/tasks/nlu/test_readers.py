@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tasks.nlu.corpus import Utterance
 from tasks.nlu.readers import read
-from tests.helpers.corpora import BLOCK, GOOD, HEADER, INTENT, OBJECT, ROW, TAGS, WORDS, aligned, data_folder, written
+from tests.helpers.corpora import HEADER, aligned, data_folder, written
 
 # ---------------------------------------------------------------- what each format means
 
@@ -60,57 +60,6 @@ def test_rows_that_the_publishers_leave_out_are_no_bad_lines(tmp_path):
     corpus = read("nlu-eval", tmp_path)
     assert [utterance.words for utterance in corpus] == [("wake", "me"), ("wake", '"him"')]
     assert (corpus.left_out, corpus.skipped, corpus.repaired) == (5, 0, 0)
-
-
-def test_character_offsets_are_aligned_to_words(tmp_path):
-    slots = [{"type": "date", "start": 12, "end": 18}, {"type": "name", "start": 6, "end": 11}]
-    value = {"text": " zum  Åsa Ö  heute", "intent": "a", "slots": slots}
-    written(tmp_path, {"b.jsonl": json.dumps(value), "a.jsonl": OBJECT, "c.txt": "of no concern"})
-    expected = Utterance(("zum", "Åsa", "Ö", "heute"), ("O", "B-name", "I-name", "B-date"), "a")
-    assert list(read("jsonl", tmp_path)) == [GOOD, expected]
-
-
-def test_conll_comments_tokens_with_a_hash_and_both_ways_to_name_an_intent(tmp_path):
-    text = "# made by hand\n\n# intent: a\n# text = so so\n# O\nso O\n\n\n\n# intent = b\n#1 B-n"
-    written(tmp_path, {"b.conll": text, "a.txt": BLOCK})
-    expected = [GOOD, Utterance(("#", "so"), ("O", "O"), "a"), Utterance(("#1",), ("B-n",), "b")]
-    assert list(read("conll", tmp_path)) == expected
-
-
-def test_an_inside_tag_that_continues_nothing_begins_a_slot_and_is_counted(tmp_path):
-    tags = "I-a I-a O I-a B-b I-a I-b"
-    repaired = "B-a I-a O B-a B-b B-a B-b"
-    lines = "".join(f"w {tag}\n" for tag in tags.split())
-    corpora = [
-        read("atis", written(tmp_path / "1", aligned("w w w w w w w\n", f"{tags}\n", "a\n"))),
-        read("conll", written(tmp_path / "2", {"a.conll": f"# intent = a\n{lines}"})),
-        read(
-            "jsonl",
-            written(
-                tmp_path / "3", {"a.jsonl": json.dumps({"tokens": ["w"] * 7, "tags": tags.split(), "intent": "a"})}
-            ),
-        ),
-    ]
-    for corpus in corpora:
-        assert corpus.repaired == 4
-        assert corpus[0].tags == tuple(repaired.split())
-
-
-@pytest.mark.parametrize(
-    ("task", "files"),
-    [
-        ("atis", aligned(WORDS, TAGS, INTENT)),
-        ("nlu-eval", {"a.csv": HEADER + ROW}),
-        ("jsonl", {"a.jsonl": OBJECT}),
-        ("conll", {"a.conll": BLOCK}),
-    ],
-)
-def test_windows_line_ends_and_a_byte_order_mark_are_fine(tmp_path, task, files):
-    def windows(text: str) -> bytes:
-        return b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()
-
-    written(tmp_path, {name: windows(text) for name, text in files.items()})
-    assert list(read(task, tmp_path)) == [GOOD]
 
 
 # ---------------------------------------------------------------- write and read back

@@ -135,12 +135,6 @@ def test_a_bad_file_is_an_error_in_any_case(tmp_path, task, files, place, what, 
     check(caught.value, tmp_path / place, what)
 
 
-@pytest.mark.parametrize("task", ["nlu-eval", "jsonl", "conll"])
-def test_a_missing_file_is_named(tmp_path, task):
-    with pytest.raises(ReadError, match="nowhere: there is no such file"):
-        read(task, tmp_path / "nowhere")
-
-
 def test_if_nothing_is_left_it_is_an_error(tmp_path):
     written(tmp_path, {"a.jsonl": f"{SECRET}\n{SECRET}\n", "a.csv": f"{HEADER}1;a;b;null\n"})
     with pytest.raises(ReadError, match=r"no utterance \(2 bad lines skipped, 0 rows left out\)"):

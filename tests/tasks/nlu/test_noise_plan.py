@@ -1,4 +1,4 @@
-"""What a job will cost, before it begins: the ledger says the same in the end, and never more than was asked for."""
+"""The noise of a job: the ledger says in the end what the plan said, and never more than was asked for."""
 
 from __future__ import annotations
 
@@ -11,65 +11,11 @@ from scipy.special import log_ndtr
 
 import edpsgd
 from edpsgd.distributed.collectives import Local
-from edpsgd.ledger.guarantee import format_epsilon
 from tasks.nlu.noise_plan import layer_scaling, make_plan
 from tasks.nlu.samplers import make_batches
-from tasks.nlu.training_job import train
-from tests.helpers.jobs import here, run, tiny
+from tests.helpers.jobs import run, tiny
 
 DELTA = 5e-4
-
-
-class Team:
-    """One of several workers that all say the same."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def sum_(self, tensors) -> None:
-        raise AssertionError("a sampler sends no tensors")
-
-    def gather(self, value):
-        return [value] * self.size
-
-
-# -------------------------------------------------------------------- samplers
-
-
-def test_shuffled_batches(tmp_path) -> None:
-    batches = make_batches(tiny(tmp_path, batch_size=4, micro_batches=3), 100, Team(1, 2))
-    assert (batches.kind, batches.micro_batches, batches.expected_batch) == ("shuffled", 3, 24.0)
-    assert batches.steps_per_epoch == math.ceil(50 / 12)
-    assert {row % 2 for batch in batches for row in batch} == {1}
-
-
-def test_shuffled_single_examples(tmp_path) -> None:
-    """As many of them in a step as a micro-batch would hold."""
-    batches = make_batches(tiny(tmp_path, private="example", batch_size=4), 100, Team(0, 2))
-    assert (batches.kind, batches.micro_batches, batches.expected_batch) == ("shuffled", 4, 8.0)
-    assert batches.fits("example")
-    assert {len(batch) for batch in batches} == {0, 1}  # the last step is not full
-
-
-@pytest.mark.parametrize(("private", "micro_batches"), [("edp", 3), ("example", None)])
-def test_poisson_batches(tmp_path, private, micro_batches) -> None:
-    settings = {"sampling": "poisson", "private": private, "batch_size": 4, "micro_batches": micro_batches or 1}
-    batches = make_batches(tiny(tmp_path, **settings), 96, Team(0, 2))
-    rate = 2 * 4 * (micro_batches or 1) / 96
-    assert (batches.kind, batches.sampling_rate, batches.micro_batches) == ("poisson", rate, micro_batches)
-    assert batches.steps_per_epoch == round(1 / rate)
-
-
-def test_plain_training_is_shuffled(tmp_path) -> None:
-    assert make_batches(tiny(tmp_path, private="off", sampling="poisson"), 100, Local()).kind == "shuffled"
-
-
-def test_a_batch_that_is_larger_than_the_data(tmp_path) -> None:
-    """Shuffled, it is the whole training set; a probability cannot be above 1."""
-    assert make_batches(tiny(tmp_path, batch_size=16), 10, Local()).steps_per_epoch == 1
-    assert make_batches(tiny(tmp_path, batch_size=5, sampling="poisson"), 10, Team(0, 2)).sampling_rate == 1.0
-    with pytest.raises(ValueError, match=r"12 utterances \(2 workers x .* batch_size 6\), and there are 10"):
-        make_batches(tiny(tmp_path, batch_size=6, sampling="poisson"), 10, Team(0, 2))
 
 
 def test_layer_scaling(tmp_path) -> None:
@@ -163,36 +109,3 @@ def test_noise_as_published_hangs_on_scales_that_are_not_known_yet(tmp_path) -> 
     plan = make_plan(config, make_batches(config, 100, Local()), 1)
     assert plan.report is None
     assert "known when the layer scales are measured" in "\n".join(plan.lines(DELTA))
-
-
-# -------------------------------------------------------------------- the dry run
-
-
-def dry_run(config, capsys) -> str:
-    assert train(config, here("local", Local()), dry_run=True) is None
-    return capsys.readouterr().out
-
-
-def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys) -> None:
-    config = tiny(tmp_path / "run", epsilon=3.0, decay="linear:0.5", epochs=4, delta=DELTA)
-    said = dry_run(config, capsys)
-    plan = make_plan(config, make_batches(config, 52, Local()), 1)
-    assert "52 train, 6 validation, 62 test" in said
-    assert f"{plan.noise_multiplier:.6g} in the first epoch, {plan.noise_multiplier / 2.5:.6g} in the last" in said
-    for bound in plan.report.bounds:
-        assert f"{format_epsilon(bound.epsilon)} at δ = 0.0005 ({bound.method}" in said
-    assert "condition" not in said
-    assert "note: δ" not in said
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_epsilon_is_printed_without_its_conditions(tmp_path, capsys) -> None:
-    said = dry_run(tiny(tmp_path, layer_scaling="raw", seed=3, sampling="poisson"), capsys)
-    assert "on condition: the layer scales are raw first-step norms" in said
-    assert "on condition: the noise comes from a given seed" in said
-    assert "on condition: the batches come from a given seed" in said
-
-
-def test_a_delta_above_one_over_the_number_of_utterances(tmp_path, capsys) -> None:
-    assert "note: δ is above 1/52" in dry_run(tiny(tmp_path, delta=0.02), capsys)
-    assert "note: δ" not in dry_run(tiny(tmp_path, delta=0.019), capsys)

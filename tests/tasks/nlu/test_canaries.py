@@ -44,20 +44,6 @@ def test_another_seed_other_canaries_and_coins() -> None:
     assert [one.inside for one in first] != [one.inside for one in other]
 
 
-def test_coins_change_nothing_but_what_is_blank(tmp_path) -> None:
-    """All canaries have a place in the training set, those that are out a blank one."""
-    plain, data = (load(tiny(tmp_path, canaries=n), None, seed=3) for n in (0, 10))
-    added = np.arange(len(plain.corpus), len(data.corpus))
-    assert [data.corpus[row] for row in added] == [one.said for one in data.canaries]
-    assert data.rows.train.tolist() == [*plain.rows.train, *added]
-    assert data.rows.test.tolist() == plain.rows.test.tolist()
-    assert data.without_canaries().train.tolist() == plain.rows.train.tolist()
-    assert plain.without_canaries().train.tolist() == plain.rows.train.tolist()
-    blank = {data.corpus[data.rows.train[number]] for number in data.blanks()}
-    assert blank == {one.said for one in data.canaries if not one.inside}
-    assert plain.blanks() == frozenset()
-
-
 @pytest.mark.parametrize("private", ["off", "edp", "example"])
 @pytest.mark.parametrize("sampling", ["shuffled", "poisson"])
 def test_no_loss_is_computed_of_blanks(tmp_path, monkeypatch, private, sampling) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a training job: where they come from, what is refused, and what may change when a run goes on."""
+"""Settings from files and flags, and what may change when a run goes on."""
 
 from __future__ import annotations
 
@@ -6,28 +6,14 @@ import pytest
 import yaml
 
 from tasks.nlu.configuration import Config, parse, read_file, write_file
+from tests.helpers.command_lines import refused
 
 PRIVATE = ["--noise-multiplier", "1"]
-
-
-def refused(capsys, *arguments: str) -> str:
-    """What the command says before it ends with code 2."""
-    with pytest.raises(SystemExit) as ended:
-        parse(list(arguments))
-    assert ended.value.code == 2
-    return capsys.readouterr().err.partition("error: ")[2]
 
 
 def written(folder, name: str, text: str) -> str:
     (folder / name).write_text(text, encoding="utf-8")
     return str(folder / name)
-
-
-def test_defaults() -> None:
-    config, flags = parse(PRIVATE)
-    assert config == Config(noise_multiplier=1.0)
-    assert (config.task, config.model, config.private, config.sampling) == ("generated", "clc", "edp", "shuffled")
-    assert (flags.config, flags.resume, flags.dry_run) == (None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +68,6 @@ def test_the_text_of_a_file_is_not_told(tmp_path, capsys) -> None:
         assert not any(word in said for word in ("4111", "anna"))
 
 
-def test_an_empty_name_of_the_data_is_refused(capsys) -> None:
-    """As an unset variable of the shell gives it."""
-    assert "data must be the folder or file to read" in refused(capsys, "--task", "jsonl", "--data", "", *PRIVATE)
-
-
 def test_files_that_cannot_be_read(tmp_path, capsys) -> None:
     assert "missing.yaml" in refused(capsys, "--config", str(tmp_path / "missing.yaml"), *PRIVATE)
     assert "a.toml" in refused(capsys, "--config", written(tmp_path, "a.toml", "epochs: 3"), *PRIVATE)
@@ -94,55 +75,8 @@ def test_files_that_cannot_be_read(tmp_path, capsys) -> None:
     assert "b.yaml" in refused(capsys, "--config", str(tmp_path / "b.yaml"), *PRIVATE)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        *((name, "0") for name in ("--examples", "--epochs", "--batch-size", "--micro-batches", "--hidden")),
-        *((name, "0") for name in ("--layers", "--dimension", "--max-words", "--bucket-size", "--threads")),
-        *((name, "0") for name in ("--learning-rate", "--head-learning-rate", "--clip-norm", "--early-stopping")),
-        *((name, "-1") for name in ("--weight-decay", "--checkpoint-every", "--seed", "--dropout", "--warmup")),
-        *((name, "1") for name in ("--dropout", "--word-dropout", "--warmup", "--delta")),
-        ("--delta", "0"),
-        ("--clip-norm", "nan"),
-        ("--clip-norm", "inf"),
-        ("--epochs", "1.5"),
-        ("--epochs", "x"),
-        ("--seed", str(2**63)),
-        ("--model", "lstm"),
-        ("--task", "imdb"),
-        ("--sampling", "random"),
-        ("--device", "tpu"),
-        ("--private", "yes"),
-    ],
-)
-def test_flags_out_of_range(capsys, flag, value) -> None:
-    assert flag[2:].replace("-", "_") in refused(capsys, *PRIVATE, flag, value).replace("-", "_")
-
-
 def test_unknown_flags(capsys) -> None:
     assert "--colour" in refused(capsys, *PRIVATE, "--colour", "red")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "--epsilon or --noise-multiplier"),
-        (["--epsilon", "3", "--noise-multiplier", "1"], "one of the two"),
-        (["--epsilon", "0"], "epsilon"),
-        (["--noise-multiplier", "-1"], "noise_multiplier"),
-        (["--private", "example", "--micro-batches", "2", *PRIVATE], "--micro-batches"),
-        (["--noise", "paper", "--epsilon", "3"], "--noise paper"),
-        (["--noise", "paper", "--private", "example", *PRIVATE], "--noise paper"),
-        (["--layer-scaling", "raw", "--epsilon", "3"], "--layer-scaling raw"),
-        (["--task", "atis", *PRIVATE], "data"),
-    ],
-)
-def test_settings_that_contradict_each_other(capsys, arguments, named) -> None:
-    assert named in refused(capsys, *arguments)
-
-
-def test_plain_training_needs_no_privacy_settings() -> None:
-    assert parse(["--private", "off"])[0].private == "off"
 
 
 def test_a_configuration_is_written_as_it_is_read(tmp_path) -> None:
