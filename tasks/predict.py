@@ -31,11 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = _parsed(arguments)
     try:
         check_ended(flags.run)
-        parts = load(flags.run)
-        parts.model.to(device := choose_device(flags.device))
+        parts, device = load(flags.run), choose_device(flags.device)
+        parts.model.to(device)
+        source = "--text" if flags.text else flags.file or "standard input"
+        somebody_types = source == "standard input" and sys.stdin.isatty()
+        chunk = 1 if somebody_types else None  # they wait for every answer
         with _opened(flags) as lines:
-            texts = _decoded(lines, "--text" if flags.text else flags.file or "standard input")
-            chunk = 1 if not flags.text and not flags.file and sys.stdin.isatty() else None  # somebody waits
+            texts = _decoded(lines, source)
             answers = predict(parts, texts, flags.batch_size, not flags.no_scores, device, chunk)
             _write(answers, as_json=flags.json or not sys.stdout.isatty())
     except BrokenPipeError:  # whoever reads has enough
@@ -78,7 +80,9 @@ def _coloured(answer: dict[str, Any]) -> Text:
 def _opened(flags: argparse.Namespace) -> AbstractContextManager[Iterable[bytes]]:
     if flags.text is not None:
         return nullcontext([os.fsencode(text) for text in flags.text])
-    return nullcontext(files.lines(sys.stdin.buffer)) if flags.file is None else _lines(flags.file)
+    if flags.file is not None:
+        return _lines(flags.file)
+    return nullcontext(files.lines(sys.stdin.buffer))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.unlink(missing_ok=True)
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, temporary)
+        save_file({name: _copied(tensor) for name, tensor in state.items()}, temporary)
         temporary.chmod(0o600)
         _sync(temporary)
         os.replace(temporary, path)
@@ -32,6 +32,11 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
         raise OSError(f"cannot write {path}: {error}") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same on the CPU in memory of its own: safetensors refuses tensors that share some."""
+    return tensor.detach().cpu().contiguous().clone()
 
 
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -96,7 +101,10 @@ def _free_name(folder: Path, step: int) -> Path:
     """A second checkpoint of the same step never takes the place of the first before it is whole."""
     name = f"step-{step:09d}"
     same = max(folder.glob(f"{name}*"), default=None)
-    return folder / (name if same is None else f"{name}-{int(same.name[len(name) + 1 :] or 0) + 1:03d}")
+    if same is None:
+        return folder / name
+    number = int(same.name[len(name) + 1 :] or 0)  # that of the first is not written
+    return folder / f"{name}-{number + 1:03d}"
 
 
 def _all(folder: Path) -> list[Path]:
@@ -115,17 +123,22 @@ def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"items": [[_take_tensors(k, tensors), _take_tensors(v, tensors)] for k, v in value.items()]}
     if isinstance(value, tuple):
         return {_TUPLE: [_take_tensors(item, tensors) for item in value]}
-    return [_take_tensors(item, tensors) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_take_tensors(item, tensors) for item in value]
+    return value
 
 
 def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """What _take_tensors was given, of JSON and tensors."""
     if isinstance(value, str) and value.startswith(_TENSOR):
         return tensors[value[len(_TENSOR) :]]
     if isinstance(value, dict) and _TUPLE in value:
         return tuple(_put_tensors(item, tensors) for item in value[_TUPLE])
     if isinstance(value, dict):
         return {_put_tensors(k, tensors): _put_tensors(v, tensors) for k, v in value["items"]}
-    return [_put_tensors(item, tensors) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_put_tensors(item, tensors) for item in value]
+    return value
 
 
 def _sync(path: Path) -> None:

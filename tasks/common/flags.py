@@ -62,10 +62,14 @@ def parse(
     """The settings of a command line; and what it says beside them: config, resume, dry_run."""
     _add_all(kind, parser)
     flags = parser.parse_args(arguments)
-    given = {item.name: getattr(flags, item.name) for item in fields(kind) if getattr(flags, item.name) is not None}
+    values = {item.name: getattr(flags, item.name) for item in fields(kind)}
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        settings = {**(read_file(kind, flags.config) if flags.config else {}), **given}
-        return (kind(**settings) if flags.resume is None else _resumed(kind, Path(flags.resume), settings)), flags
+        settings = read_file(kind, flags.config) if flags.config else {}
+        settings.update(given)  # flags go before the file
+        if flags.resume is not None:
+            return _resumed(kind, Path(flags.resume), settings), flags
+        return kind(**settings), flags
     except ValueError as error:
         parser.error(str(error))
 
@@ -112,8 +116,11 @@ def _meant(value: Any, hint: Any) -> Any:
     """YAML reads a bare off as False, and 1e-3 as a text."""
     if value is False and hint is str:
         return "off"
+    wants_number = float in (hint, *get_args(hint))
+    if not (isinstance(value, str) and wants_number):
+        return value
     try:
-        return float(value) if isinstance(value, str) and float in (*get_args(hint), hint) else value
+        return float(value)
     except ValueError:
         return value
 
@@ -125,14 +132,21 @@ def write_file(path: Path, config: Settings) -> None:
 
 def _resumed(kind: type[Kind], folder: Path, given: Mapping[str, Any]) -> Kind:
     """A run goes on with its own settings; only those of the machine may change."""
-    config = kind(**{**read_file(kind, folder / "config.yaml"), "output": str(folder)})
-    machine = {item.name for item in fields(kind) if item.metadata["group"] == "machine"} - {"output"}
-    given = {name: str(Path(value)) if name == "output" and value else value for name, value in given.items()}
-    fixed = sorted(name for name in given if name not in machine and given[name] != getattr(config, name))
+    own = {**read_file(kind, folder / "config.yaml"), "output": str(folder)}
+    config = kind(**own)
+    machine = {item.name for item in fields(kind) if item.metadata["group"] == "machine"}
+    changed, fixed = {}, []
+    for name, value in given.items():
+        if name in machine and name != "output":
+            changed[name] = value
+            continue
+        wanted = str(Path(value)) if name == "output" and value else value  # DIR/ is DIR
+        if wanted != getattr(config, name):
+            fixed.append(f"--{name.replace('_', '-')}")
     if fixed:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
+        flags = ", ".join(sorted(fixed))
         raise ValueError(f"a run goes on with its own settings: {flags} cannot change with --resume")
-    return replace(config, **{name: value for name, value in given.items() if name in machine})
+    return replace(config, **changed)
 
 
 def _add_all(kind: type[Settings], parser: argparse.ArgumentParser) -> None:
@@ -143,17 +157,21 @@ def _add_all(kind: type[Settings], parser: argparse.ArgumentParser) -> None:
     hints = get_type_hints(kind)
     for item in fields(kind):
         name = item.metadata["group"]
-        group = groups.setdefault(name, parser.add_argument_group(name) if name not in groups else None)
-        _add(group, item, hints[item.name])
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        _add(groups[name], item, hints[item.name])
 
 
 def _add(group: Any, item: Field[Any], hint: Any) -> None:
-    flag, default = f"--{item.name.replace('_', '-')}", None if item.default is MISSING else item.default
-    text = item.metadata["help"].replace("%", "%%") + ("" if default is None else f" (default: {default})")
+    flag = f"--{item.name.replace('_', '-')}"
+    text = item.metadata["help"].replace("%", "%%")
+    if item.default is not MISSING and item.default is not None:
+        text += f" (default: {item.default})"
     if hint is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         return
-    kind = next(t for t in (get_args(hint) or (hint,)) if t is not type(None))
+    kinds = get_args(hint) or (hint,)  # float | None has two
+    kind = next(one for one in kinds if one is not type(None))
     choices = item.metadata["choices"] or None
     metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
     group.add_argument(flag, type=kind, choices=choices, default=None, metavar=metavar, help=text)
@@ -161,19 +179,22 @@ def _add(group: Any, item: Field[Any], hint: Any) -> None:
 
 def _check_type(item: Field[Any], value: Any, hint: Any) -> None:
     """Configuration files may hold anything."""
-    kinds = get_args(hint) or (hint,)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = any(
-        (kind is float and is_number)
-        or (kind is int and is_number and isinstance(value, int))
-        or (kind in (str, bool, type(None)) and isinstance(value, kind))
-        for kind in kinds
-    )
-    choices = item.metadata["choices"]
+    kinds, choices = get_args(hint) or (hint,), item.metadata["choices"]
+    fits = any(_is_of_kind(value, kind) for kind in kinds)
     if not fits or (choices and value not in choices):
-        wanted = ", ".join(choices) or " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+        names = [getattr(kind, "__name__", str(kind)) for kind in kinds]
+        wanted = ", ".join(choices) or " or ".join(names)
         raise ValueError(f"{item.name} must be {wanted}, got {value!r}")
     require(not isinstance(value, float) or math.isfinite(value), item.name, value, "a finite number")
+
+
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    """Whether a value is a str, bool, None, int or, for float, any number; a bool is no number."""
+    if kind in (str, bool, type(None)):
+        return isinstance(value, kind)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (kind is float and isinstance(value, float))
 
 
 def require(condition: bool, name: str, value: Any, wanted: str) -> None:

@@ -82,7 +82,10 @@ class Progress:
 
     def _time_left(self) -> str:
         taken, passed = self._done - self._first, time.monotonic() - self._started
-        return "?" if taken == 0 else tqdm.format_interval(int(passed / taken * (self._total - self._done)))
+        if taken == 0:
+            return "?"
+        seconds = passed / taken * (self._total - self._done)
+        return tqdm.format_interval(int(seconds))
 
 
 class EpsilonSoFar:
@@ -93,10 +96,11 @@ class EpsilonSoFar:
         self._text, self._next = "", 0.0
 
     def __str__(self) -> str:
-        now = time.monotonic()
-        if now >= self._next:
+        begun = time.monotonic()
+        if begun >= self._next:
             self._text = short(self._optimizer.epsilon(self._delta))
-            self._next = time.monotonic() + 50 * (time.monotonic() - now)
+            ended = time.monotonic()
+            self._next = ended + 50 * (ended - begun)  # 2 % of the time
         return self._text
 
 
@@ -107,7 +111,8 @@ def short(bound: Bound) -> str:
         >>> short(Bound(2.0, 1e-5, "exact Gaussian", "replace or blank one example", ("nobody knows the seed",)))
         '2.000*'
     """
-    return f"{format_epsilon(bound.epsilon)}{'*' if bound.conditions else ''}"
+    star = "*" if bound.conditions else ""
+    return f"{format_epsilon(bound.epsilon)}{star}"
 
 
 def record(folder: Path, numbers: Mapping[str, Any]) -> None:
@@ -127,8 +132,10 @@ def drop_later_lines(folder: Path, step: int) -> None:
 def last_step(folder: Path) -> int:
     """The last step that the metrics of a run tell of; 0 if there are none."""
     file = folder / METRICS
-    lines = files.read_text(file, files.LARGE).splitlines() if file.exists() else []
-    return max((int(step) for step in map(_step_in, lines) if math.isfinite(step)), default=0)
+    if not file.exists():
+        return 0
+    found = map(_step_in, files.read_text(file, files.LARGE).splitlines())
+    return max((int(step) for step in found if math.isfinite(step)), default=0)
 
 
 def _step_of(line: str) -> float:

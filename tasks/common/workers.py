@@ -89,22 +89,32 @@ def _launcher() -> str:
     """Several processes that train without knowing of each other would share a run folder and a ledger."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torch"
-    by_mpi = any(int(os.environ.get(name) or 1) > 1 for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"))
-    return "horovod" if by_mpi or "HOROVOD_RANK" in os.environ or "HOROVOD_HOSTNAME" in os.environ else "local"
+    by_horovodrun = "HOROVOD_RANK" in os.environ or "HOROVOD_HOSTNAME" in os.environ
+    if by_horovodrun or _started() > 1:
+        return "horovod"
+    return "local"
+
+
+def _started() -> int:
+    """How many processes mpirun, or whoever sets these variables, has started."""
+    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
+    return max(int(os.environ.get(name) or 1) for name in names)
 
 
 def _on_this_node(launcher: str) -> tuple[int, int]:
     """This worker's number among those of its node, and how many they are."""
     if launcher == "horovod":
-        size = max(int(os.environ.get(name) or 1) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"))
-        if _horovod().size() < size:
-            raise ValueError(f"{size} processes were started, and Horovod knows of {_horovod().size()}: use horovodrun")
+        size, known = _started(), _horovod().size()
+        if known < size:
+            raise ValueError(f"{size} processes were started, and Horovod knows of {known}: use horovodrun")
         return int(_horovod().local_rank()), int(_horovod().local_size())
     return int(os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

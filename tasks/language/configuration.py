@@ -138,11 +138,13 @@ def parse_denominator(text: str) -> FixedDenominator | ClippedDenominator:
         >>> parse_denominator("clipped:50")
         ClippedDenominator(least_weight=50.0)
     """
+    if text == "fixed":
+        return FixedDenominator()
     kinds: dict[str, Callable[[float], FixedDenominator | ClippedDenominator]]
-    kinds = {"fixed": FixedDenominator, "clipped": ClippedDenominator}
+    kinds = {"fixed:": FixedDenominator, "clipped:": ClippedDenominator}
     name, colon, weight = text.partition(":")
     try:
-        return FixedDenominator() if text == "fixed" else kinds[name if colon else ""](float(weight))
+        return kinds[name + colon](float(weight))
     except (ValueError, KeyError):
         raise ValueError(f"denominator must be fixed, fixed:W or clipped:W with W above 0, got {text!r}") from None
 

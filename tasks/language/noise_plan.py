@@ -55,7 +55,8 @@ def plan_text(config: Config, data: UserData, collective: Collective) -> str:
     sampler = make_users(config, data, collective)
     z = noise_multiplier(config, sampler)
     if z == 0:
-        return f"no noise, no promise; clip norm {'none' if config.clip_norm is None else f'{config.clip_norm:g}'}"
+        norm = "none" if config.clip_norm is None else f"{config.clip_norm:g}"
+        return f"no noise, no promise; clip norm {norm}"
     ledger = Ledger()
     ledger.begin_run({"unit": "user", "batches": sampler.describe(), "seeded": config.seed is not None})
     ledger.open_epoch(0, sampler.kind, sampler.sampling_rate)

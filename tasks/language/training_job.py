@@ -35,7 +35,7 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     if resume is not None:
         team.on_first(lambda: open_again(resume, config.is_private))
     folder = resume or new_folder(config.output, f"{config.task}-{config.algorithm}", team)
-    torch.manual_seed(config.seed if config.seed is not None else torch.seed())
+    torch.manual_seed(torch.seed() if config.seed is None else config.seed)
     model = LanguageModel(len(texts.dictionary), config.dimension, config.hidden).to(team.device)
     team.broadcast(model)
     if resume is None:
@@ -66,8 +66,7 @@ class _Job:
         """All rounds that are left, and the last test."""
         if is_resumed:
             self._load()
-        place = self._folder, self._config.rounds, self._round, self._team.is_first, self._config.tensorboard
-        shown = self._team.together(lambda: progress.Progress(*place))
+        shown = self._team.together(self._open_progress)
         try:
             self._rounds(shown)
             return self._team.on_first(self._finish)
@@ -76,12 +75,22 @@ class _Job:
             if self._ledger is not None:
                 self._ledger.close()
 
+    def _open_progress(self) -> progress.Progress:
+        return progress.Progress(
+            self._folder,
+            total=self._config.rounds,
+            done=self._round,
+            is_shown=self._team.is_first,
+            tensorboard=self._config.tensorboard,
+        )
+
     def _rounds(self, shown: progress.Progress) -> None:
         try:
             while self._round < self._config.rounds:
                 started = time.monotonic()
                 self._training.step(self._round)
-                self._round, self._seconds = self._round + 1, self._seconds + time.monotonic() - started
+                self._seconds += time.monotonic() - started
+                self._round += 1
                 shown.move()
                 if shown.wants():
                     shown.show(self._cost())
@@ -114,9 +123,12 @@ class _Job:
         numbers = _numbers(found, "test_")
         written = self._write_card(numbers)
         last = {"step": self._round, "seconds": round(self._seconds, 3), **numbers}
-        progress.record(self._folder, last if written is None else {**last, "epsilon": float(written.epsilon)})
+        if written is not None:
+            last["epsilon"] = float(written.epsilon)
+        progress.record(self._folder, last)
         files.write_text(self._folder / "head_words.json", json.dumps(found.head))
-        print(table(found, self._seconds), *self._outlook(), "" if written is None else written.markdown(), sep="\n")
+        page = "" if written is None else written.markdown()
+        print(test_table(found, self._seconds), *self._outlook(), page, sep="\n")
         print(f"run folder: {self._folder}")
         return found
 
@@ -155,7 +167,7 @@ class _Job:
         self._team.on_first(lambda: progress.drop_later_lines(self._folder, self._round))
 
 
-def table(found: NextWord, seconds: float) -> str:
+def test_table(found: NextWord, seconds: float) -> str:
     """The test, to read."""
     head = f"{'accuracy':>10}{'top 3':>9}{'top 5':>9}{'perplexity':>12}{'words':>9}{'time':>9}"
     shares = "".join(f"{share:>9.2%}" for share in (found.top3, found.top5))
@@ -169,12 +181,15 @@ def _numbers(found: NextWord, prefix: str) -> dict[str, float]:
 def _summary(config: Config, texts: Texts, team: Workers) -> list[str]:
     train, test = texts.train, texts.test
     number = team.collective.size
+    plural = "s" if number > 1 else ""
     lines = [
         f"{config.task}: {len(train)} training users with {len(train.tokens)} words, {len(test)} held-out users; "
         f"dictionary of {len(texts.dictionary)}",
-        f"{config.algorithm} on {number} worker{'s' if number > 1 else ''}, {config.rounds} rounds",
+        f"{config.algorithm} on {number} worker{plural}, {config.rounds} rounds",
     ]
-    return lines if config.algorithm == "sgd" else [*lines, plan_text(config, texts.train, team.collective)]
+    if config.algorithm != "sgd":
+        lines.append(plan_text(config, train, team.collective))
+    return lines
 
 
 def _say(team: Workers, *texts: str) -> None:

@@ -15,6 +15,7 @@ import torch
 import edpsgd
 from edpsgd import FedAvg, Federated, FedSGD
 from models.language_model import LanguageModel
+from tasks.common.run_opening import LEDGER
 from tasks.common.workers import Workers
 from tasks.language.configuration import Config, parse_changes
 from tasks.language.noise_plan import make_users, noise_multiplier
@@ -32,21 +33,23 @@ class UserTraining:
         self._config, self._model, self._data, self._device = config, model, data, team.device
         self._changes = parse_changes(config.clip_changes)
         sampler = make_users(config, data, team.collective)
+        algorithm: FedAvg | FedSGD = FedAvg(config.learning_rate, config.local_epochs)
+        if config.algorithm == "fedsgd":
+            algorithm = FedSGD(config.learning_rate)
+        budget = None if config.epsilon is None else edpsgd.Budget(config.epsilon, config.delta)
         self.federated = Federated(
             model,
             make_optimizer(config.server, model, config.server_learning_rate),
             sampler,
-            FedSGD(config.learning_rate)
-            if config.algorithm == "fedsgd"
-            else FedAvg(config.learning_rate, config.local_epochs),
+            algorithm,
             clip_norm=config.clip_norm or _NO_CLIPPING,
             noise_multiplier=noise_multiplier(config, sampler),
             clipping=config.clipping,
             noise_placement=config.placement,
             collective=team.collective,
             seed=config.seed,
-            ledger=folder / "ledger.jsonl" if config.is_private else None,
-            budget=None if config.epsilon is None else edpsgd.Budget(config.epsilon, config.delta),
+            ledger=folder / LEDGER if config.is_private else None,
+            budget=budget,
         )
         self.optimizer = self.federated.optimizer
         team.together(self._check_losses)
@@ -70,7 +73,9 @@ class UserTraining:
         """A user's windows, in order; fedsgd, which takes one batch, has another in every round."""
         config = self._config
         found = list(batches(self._data.of_user(user), config.unroll, config.batch_size, self._device))
-        return found if config.algorithm == "fedavg" or not found else [found[number % len(found)]]
+        if config.algorithm == "fedavg" or not found:
+            return found
+        return [found[number % len(found)]]
 
     def state_dict(self) -> dict[str, Any]:
         """Of the optimizer, with ledger and sampler."""
@@ -98,8 +103,8 @@ class SentenceTraining:
     def step(self, number: int) -> None:
         """One step on some sentences."""
         size, all_sentences = self._config.batch_size, len(self._data.sentences) - 1
-        places = np.arange(number * size, (number + 1) * size)
-        chosen = [self._sentence(int(place) // all_sentences, int(place) % all_sentences) for place in places]
+        places = range(number * size, (number + 1) * size)
+        chosen = [self._sentence(*divmod(place, all_sentences)) for place in places]
         self.optimizer.zero_grad()
         for batch in batches(chosen, self._config.unroll, size * self._config.budget, self._device):
             self._model.mean_loss(*batch).backward()

@@ -110,7 +110,9 @@ def bounds_of(lengths: npt.ArrayLike) -> Numbers:
 def _ranges(starts: Numbers, lengths: Numbers) -> Numbers:
     """The numbers start, start + 1, ... of each piece, one piece after the other."""
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+    total = ends[-1] if len(ends) else 0
+    shift = starts - (ends - lengths)  # from a place in the answer to the number there
+    return np.arange(total) + np.repeat(shift, lengths)
 
 
 def split_users(data: UserData, names: Sequence[str], seed: int, share: float = 0.1) -> tuple[UserData, UserData]:

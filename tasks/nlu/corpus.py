@@ -131,4 +131,6 @@ def word_places(corpus: Corpus, rows: Rows) -> Rows:
     """
     starts, lengths = corpus.starts[rows], corpus.starts[rows + 1] - corpus.starts[rows]
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    total = ends[-1] if len(ends) else 0
+    shift = starts - (ends - lengths)  # from a place in the answer to one in the corpus
+    return np.arange(total) + np.repeat(shift, lengths)

@@ -54,7 +54,7 @@ def load(config: Config, folder: Path | None, seed: int) -> Data:
         raise ValueError(f"{len(corpus)} utterances are too few to train, validate and test on: {found}")
     if config.canaries == 0:
         return Data(corpus, rows, ())
-    if folder is None:
+    if folder is None:  # a new run
         added = canaries.make(config.canaries, Labels.of_rows(corpus, rows.train), seed)
     else:
         added = canaries.load(folder)

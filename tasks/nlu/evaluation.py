@@ -29,4 +29,8 @@ def evaluate(
 def _count(model: IntentSlotModel, examples: Examples, part: Rows, labels: Labels, device: torch.device) -> Counts:
     answers = model.predict(to_device(examples.batch(part), device))
     references = [examples.corpus[row] for row in examples.rows[part].tolist()]
-    return count(references, [(labels.intents[a.intent], [labels.tags[tag] for tag in a.tags]) for a in answers])
+    named = []
+    for answer in answers:
+        tags = [labels.tags[tag] for tag in answer.tags]
+        named.append((labels.intents[answer.intent], tags))
+    return count(references, named)

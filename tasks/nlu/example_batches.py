@@ -80,8 +80,11 @@ def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str,
     """The batch where the model is; lengths stay, since packing reads them on the CPU."""
     if device.type == "cpu":
         return batch
-    stay = {"lengths"}
-    return {n: t if n in stay else t.pin_memory().to(device, non_blocking=True) for n, t in batch.items()}
+    moved = dict(batch)
+    for name, tensor in batch.items():
+        if name != "lengths":
+            moved[name] = tensor.pin_memory().to(device, non_blocking=True)
+    return moved
 
 
 def _numbers(names: Sequence[str], labels: Sequence[str]) -> Rows:

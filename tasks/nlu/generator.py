@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from tasks.nlu.corpus import OUTSIDE, Utterance
@@ -61,7 +61,9 @@ def words() -> list[str]:
         >>> "doctor" in words(), "7" in words()
         (True, False)
     """
-    todo = [part for _, templates in _intents(DOMAINS) for template in templates for part in template]
+    todo: list[_Part] = []
+    for _, templates in _intents(DOMAINS):
+        todo += chain.from_iterable(templates)
     found, seen = set(), set()
     while todo:
         part = todo.pop()
@@ -69,7 +71,7 @@ def words() -> list[str]:
             found.add(part.word)
         elif part.phrase not in seen:
             seen.add(part.phrase)
-            todo += [inner for pattern in _patterns(part.phrase) for inner in pattern]
+            todo += chain.from_iterable(_patterns(part.phrase))
     return sorted(word for word in found if not word.isdigit())
 
 
@@ -100,11 +102,12 @@ def _say(part: _Part, draw: Callable[[], float], said: list[str]) -> None:
 
 
 def _intents(domains: Sequence[str]) -> list[tuple[str, list[_Pattern]]]:
-    return [
-        (intent, [_parsed(_framed(template)) for template in templates])
-        for domain in domains
-        for intent, templates in TEMPLATES[domain].items()
-    ]
+    found = []
+    for domain in domains:
+        for intent, templates in TEMPLATES[domain].items():
+            patterns = [_parsed(_framed(template)) for template in templates]
+            found.append((intent, patterns))
+    return found
 
 
 def _framed(template: str) -> str:

@@ -16,15 +16,19 @@ _ENTRY = re.compile(r"^(\w+)( =|:)(.*(?:\n .*)*)", re.MULTILINE)
 
 def _entries(text: str) -> dict[str, list[str]]:
     """What the lines say; one that begins with a blank goes on with the line before."""
-    return {
-        name: values.split() if sign == ":" else [" ".join(phrase.split()) for phrase in values.split("|")]
-        for name, sign, values in _ENTRY.findall(text)
-    }
+    found: dict[str, list[str]] = {}
+    for name, sign, values in _ENTRY.findall(text):
+        if sign == ":":
+            found[name] = values.split()
+        else:
+            found[name] = [" ".join(phrase.split()) for phrase in values.split("|")]
+    return found
 
 
 def _joined(*columns: str) -> list[str]:
     """Every way to join one piece of each column to a word."""
-    return ["".join(pieces) for pieces in product(*(column.split() for column in columns))]
+    pieces = [column.split() for column in columns]
+    return ["".join(chosen) for chosen in product(*pieces)]
 
 
 _MADE_UP = {

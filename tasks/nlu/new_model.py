@@ -23,19 +23,22 @@ def build(config: Config, corpus: Corpus, rows: Rows) -> Parts:
     """A new model for a corpus of which some rows are for training."""
     if config.model == "clc" and config.freeze != "none":
         raise ValueError(f"freeze is for bert, and the model is clc: got {config.freeze}")
-    if (config.pretrained if config.model == "clc" else config.vectors) is not None:
+    of_the_other = config.pretrained if config.model == "clc" else config.vectors
+    if of_the_other is not None:
         raise ValueError(f"vectors are for clc and pretrained is for bert, and the model is {config.model}")
     words = _word_list(config, corpus, rows) if _has_word_list(config) else None
-    new = _new_clc if config.model == "clc" else _new_bert
-    return new(config, words, _labels(config, corpus, rows))
+    labels = _labels(config, corpus, rows)
+    if config.model == "clc":
+        return _new_clc(config, words, labels)
+    return _new_bert(config, words, labels)
 
 
 def not_covered(config: Config) -> list[str]:
     """What no noise covers in a new model, to be said in its card."""
+    has_private_words = _has_word_list(config) and config.vocabulary == "training-set"
     statements = {
         "the label set: intents and slot types were read from the training set": config.labels == "training-set",
-        "the word list: it was read from the training set, and the run folder holds it": _has_word_list(config)
-        and config.vocabulary == "training-set",
+        "the word list: it was read from the training set, and the run folder holds it": has_private_words,
         "whoever reads config.yaml or checkpoints/: they hold the seed of the noise": config.seed is not None,
         "metrics.jsonl, tensorboard/ and checkpoints/: exact losses, clip fractions and error rates": True,
         "data.json and the number of training utterances: exact counts": True,
@@ -66,7 +69,7 @@ def _labels(config: Config, corpus: Corpus, rows: Rows) -> Labels:
 
 def _strings(content: Any, name: str) -> list[str]:
     values = content.get(name) if isinstance(content, dict) else None
-    if not (isinstance(values, list) and all(isinstance(value, str) and value for value in values)):
+    if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
         raise ValueError(f"{name} is not a list of strings")
     return values
 
@@ -79,8 +82,10 @@ def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
         used = np.unique(corpus.word_ids[word_places(corpus, rows)])
         return sorted({corpus.words[number].lower() for number in used})
     try:
+        words: list[str] = []
         with files.open_bytes(config.vocabulary) as file:
-            words = [word for line in files.lines(file) for word in line.decode().split()]
+            for line in files.lines(file):
+                words += line.decode().split()
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the word list {config.vocabulary}: {error}") from None
     if not words:
@@ -112,7 +117,8 @@ def _new_clc(config: Config, words: list[str] | None, labels: Labels) -> Parts:
 
 def _new_bert(config: Config, words: list[str] | None, labels: Labels) -> Parts:
     """With pretrained weights, or the paper's configuration with a word list."""
-    sizes = len(labels.intents), len(labels.tags), 0.1 if config.dropout is None else config.dropout
+    dropout = 0.1 if config.dropout is None else config.dropout
+    sizes = len(labels.intents), len(labels.tags), dropout
     if words is None:
         inputs, model = _pretrained(config.pretrained or "", *sizes)
     else:

@@ -56,10 +56,14 @@ class Plan:
         ]
         if self.report is None:
             return [*lines, "  ε                 known when the layer scales are measured: noise=paper depends on them"]
-        bounds = self.report.bounds
-        rows = [f"{format_epsilon(b.epsilon)} at δ = {delta:g} ({b.method}; {b.neighbours})" for b in bounds]
-        lines += [f"  {'ε' if i == 0 else ' '}                 {row}" for i, row in enumerate(rows)]
-        return [*lines, *(f"  * on condition: {text}" for text in bounds[0].conditions)]
+        name = "ε"
+        for bound in self.report.bounds:
+            epsilon = format_epsilon(bound.epsilon)
+            means = f"({bound.method}; {bound.neighbours})"
+            lines.append(f"  {name}                 {epsilon} at δ = {delta:g} {means}")
+            name = " "  # beside the first one only
+        lines += [f"  * on condition: {text}" for text in self.report.bounds[0].conditions]
+        return lines
 
 
 def make_plan(config: Config, batches: Batches, workers: int) -> Plan:
@@ -68,36 +72,45 @@ def make_plan(config: Config, batches: Batches, workers: int) -> Plan:
     measured = [] if scaling is None else [scaling.noise_multiplier or 0.0]
     z0 = config.noise_multiplier
     if config.epsilon is not None:
-        z0 = accounting.calibrate(
-            config.epsilon, config.delta, config.epochs, decay, *_sampling(batches), also=measured
-        )
+        z0 = _calibrated(config.epsilon, config, batches, decay, measured)
     if z0 is None:
         raise ValueError("epsilon or noise_multiplier must be given")
-    return Plan(
-        z0, decay, config.epochs, batches.steps_per_epoch, _forecast(config, batches, workers, z0, decay, measured)
+    forecast = _forecast(config, batches, workers, z0, decay, measured)
+    return Plan(z0, decay, config.epochs, batches.steps_per_epoch, forecast)
+
+
+def _calibrated(epsilon: float, config: Config, batches: Batches, decay: Decay | None, measured: list[float]) -> float:
+    """The noise multiplier of the first epoch with which the whole training costs that ε."""
+    rate = batches.sampling_rate
+    return accounting.calibrate(
+        epsilon,
+        config.delta,
+        config.epochs,
+        decay,
+        sampling_rate=rate,
+        steps_per_epoch=None if rate is None else batches.steps_per_epoch,
+        also=measured,
     )
-
-
-def _sampling(batches: Batches) -> tuple[float | None, int | None]:
-    return (None, None) if batches.sampling_rate is None else (batches.sampling_rate, batches.steps_per_epoch)
 
 
 def _forecast(
     config: Config, batches: Batches, workers: int, z0: float, decay: Decay | None, measured: list[float]
 ) -> Report | None:
+    """ε of the ledger that the training will leave; None if it hangs on scales yet to be measured."""
     share = 1.0
     if config.noise == "paper":
         if config.layer_scaling != "none" and config.clipping == "flat":
             return None
         share = 1 / (2 * math.sqrt(workers * config.micro_batches))  # privacy.md, section 3
-    z = [z0 * share * factor for factor in accounting.decay_factors(config.epochs, decay)]
-    steps, kind, rate = batches.steps_per_epoch, batches.kind, batches.sampling_rate
-    first = [Event("layer_norms", None, value, steps=1) for value in measured]
-    rest = [Event("gradients", epoch, value, steps, kind, rate) for epoch, value in enumerate(z)]
+    steps = batches.steps_per_epoch
+    events = [Event("layer_norms", None, z, steps=1) for z in measured]
+    for epoch, factor in enumerate(accounting.decay_factors(config.epochs, decay)):
+        z = z0 * share * factor
+        events.append(Event("gradients", epoch, z, steps, batches.kind, batches.sampling_rate))
     run = {
         "unit": "example" if config.private == "example" else "micro_batch",
         "one_pass": config.in_one_pass,
         "seeded": config.seed is not None,
         "batches": batches.describe(),
     }
-    return report([*first, *rest], config.delta, [run])
+    return report(events, config.delta, [run])

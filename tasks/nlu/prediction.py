@@ -40,11 +40,12 @@ def predict(
         device: where the model is; the CPU if not given.
         chunk: texts that are read before the first of them is answered; CHUNK if not given.
     """
-    lines, before = iter(texts), 0
+    lines, before, device = iter(texts), 0, device or torch.device("cpu")
     while read := [text.rstrip("\r\n") for text in islice(lines, chunk or CHUNK)]:
         words = [tuple(text.split()) for text in read]
+        spoken = [said for said in words if said]
         try:
-            found = _answers(parts, [w for w in words if w], batch_size, with_scores, device or torch.device("cpu"))
+            found = _answers(parts, spoken, batch_size, with_scores, device)
         except ValueError as error:  # an utterance is too long for the encoder
             raise ValueError(f"texts {before + 1} to {before + len(read)}: {error}") from None
         before += len(read)
@@ -71,9 +72,12 @@ def _readable(parts: Parts, text: str, answer: Prediction | None) -> dict[str, A
     if answer is None:
         return {"text": text, "intent": None, "score": None, "slots": []}
     places = [match.span() for match in re.finditer(r"\S+", text)]
-    slots = []
+    slots: list[dict[str, Any]] = []
     for kind, first, end in spans([parts.labels.tags[tag] for tag in answer.tags]):
         start, stop = places[first][0], places[end - 1][1]
         slot = {"type": kind, "value": text[start:stop], "start": start, "end": stop}
-        slots.append({**slot, "score": min(answer.tag_scores[first:end])} if answer.tag_scores else slot)
-    return {"text": text, "intent": parts.labels.intents[answer.intent], "score": answer.intent_score, "slots": slots}
+        if answer.tag_scores:
+            slot["score"] = min(answer.tag_scores[first:end])
+        slots.append(slot)
+    intent = parts.labels.intents[answer.intent]
+    return {"text": text, "intent": intent, "score": answer.intent_score, "slots": slots}

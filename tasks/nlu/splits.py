@@ -101,10 +101,9 @@ def near_duplicates(corpus: Corpus, split: Split) -> Overlap:
         >>> near_duplicates(calls, rows)
         Overlap(near_duplicates=2, near_duplicate_share=1.0, exact_duplicates=0, exact_duplicate_share=0.0)
     """
+    lower_case = _numbered([word.lower() for word in corpus.words])
     near = _common(forms(corpus), split)
-    exact = _common(
-        _code_hashes(_numbered([word.lower() for word in corpus.words])[corpus.word_ids], corpus.starts), split
-    )
+    exact = _common(_code_hashes(lower_case[corpus.word_ids], corpus.starts), split)
     size = max(1, len(split.test))
     return Overlap(near, near / size, exact, exact / size)
 
@@ -131,9 +130,10 @@ def _masked(corpus: Corpus) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64
     is_slot = np.array([tag != OUTSIDE for tag in corpus.tags], bool)[corpus.tag_ids]
     goes_on = np.array([tag[0] == "I" for tag in corpus.tags], bool)[corpus.tag_ids]
     goes_on[1:] &= kind[1:] == kind[:-1]
-    goes_on[corpus.starts[:-1]] = False
-    codes = np.where(is_slot, -1 - kind, word)[~goes_on]
-    starts = np.concatenate([[0], np.cumsum(~goes_on)])[corpus.starts]
+    goes_on[corpus.starts[:-1]] = False  # an utterance continues no slot of the one before
+    is_kept = ~goes_on  # a slot is one code, however many words it has
+    codes = np.where(is_slot, -1 - kind, word)[is_kept]  # below zero, so that no word has the same
+    starts = np.concatenate([[0], np.cumsum(is_kept)])[corpus.starts]
     return codes, starts
 
 

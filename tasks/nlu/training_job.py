@@ -20,7 +20,7 @@ from tasks.common import checkpoints, progress, run_opening
 from tasks.common.workers import Workers, has_bf16
 from tasks.nlu import canaries, new_model, run_folder
 from tasks.nlu.configuration import Config, write_file
-from tasks.nlu.corpus import Utterance
+from tasks.nlu.corpus import Rows, Utterance
 from tasks.nlu.dataset import Data, load
 from tasks.nlu.evaluation import evaluate
 from tasks.nlu.example_batches import Examples
@@ -70,7 +70,7 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     batches = make_batches(config, utterances, team.collective)
     plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
     _say(team, _summary(config, data, plan, team.collective.size))
-    torch.manual_seed(config.seed if config.seed is not None else torch.seed())
+    torch.manual_seed(torch.seed() if config.seed is None else config.seed)
     parts = team.together(lambda: _parts(config, data, resume))
     examples = _prepare(config, data, parts)
     if dry_run:
@@ -107,26 +107,32 @@ def _parts(config: Config, data: Data, resume: Path | None) -> run_folder.Parts:
 
 def _summary(config: Config, data: Data, plan: Plan | None, workers: int) -> str:
     corpus, rows = data.corpus, data.rows
-    number = ", ".join(f"{len(part)} {name}" for name, part in vars(rows).items())
+    sizes = ", ".join(f"{len(part)} {name}" for name, part in vars(rows).items())
+    plural = "s" if workers > 1 else ""
     lines = [
-        f"{config.task}: {len(corpus)} utterances, {config.split} split: {number}; "
+        f"{config.task}: {len(corpus)} utterances, {config.split} split: {sizes}; "
         f"{corpus.repaired} I- tags read as B-, {corpus.skipped} bad lines skipped, {corpus.left_out} left out",
-        f"{config.model} on {workers} worker{'s' if workers > 1 else ''}, private: {config.private}",
+        f"{config.model} on {workers} worker{plural}, private: {config.private}",
     ]
-    if plan is not None:
-        lines += plan.lines(config.delta)
-        if config.delta * len(rows.train) > 1:
-            lines.append(
-                f"  note: δ is above 1/{len(rows.train)}, one over the number of utterances: choose a smaller one"
-            )
+    if plan is None:
+        return "\n".join(lines)
+    lines += plan.lines(config.delta)
+    trained = len(rows.train)
+    if config.delta * trained > 1:
+        share = f"1/{trained}, one over the number of utterances"
+        lines.append(f"  note: δ is above {share}: choose a smaller one")
     return "\n".join(lines)
 
 
 def _prepare(config: Config, data: Data, parts: run_folder.Parts) -> Prepared:
     table = parts.inputs.table(data.corpus.words)
     table.check(data.corpus.word_ids, data.corpus.starts)
-    rows = data.rows.train, data.rows.validation, data.rows.test
-    return Prepared(*(Examples(data.corpus, part, table, parts.labels, config.bucket_size) for part in rows))
+
+    def examples(rows: Rows) -> Examples:
+        return Examples(data.corpus, rows, table, parts.labels, config.bucket_size)
+
+    rows = data.rows
+    return Prepared(examples(rows.train), examples(rows.validation), examples(rows.test))
 
 
 def _begin(folder: Path, config: Config, parts: run_folder.Parts, data: Data, workers: int) -> None:
@@ -135,12 +141,9 @@ def _begin(folder: Path, config: Config, parts: run_folder.Parts, data: Data, wo
     parts.save(folder)
     parts.save_weights(folder)
     overlap = near_duplicates(data.corpus, data.rows)
-    facts = {
-        **{name: len(part) for name, part in vars(data.rows).items()},
-        **{name: getattr(data.corpus, name) for name in ("repaired", "skipped", "left_out")},
-        **vars(overlap),
-        "workers": workers,
-    }
+    sizes = {name: len(part) for name, part in vars(data.rows).items()}
+    changed = {name: getattr(data.corpus, name) for name in ("repaired", "skipped", "left_out")}
+    facts = {**sizes, **changed, **vars(overlap), "workers": workers}
     print(
         f"near duplicates: {overlap.near_duplicate_share:.1%} of the test utterances have a form that is in the "
         f"training set too, {overlap.exact_duplicate_share:.1%} are in it word for word"
@@ -168,7 +171,9 @@ def _write(config: Config, training: Training, found: Mapping[str, float], epsil
         rounded = {name: round(value, 3) for name, value in numbers.items()}
         written = card.write(folder, training.private.ledger, config.delta, rounded, state.not_covered)
     last = {"step": state.step, "seconds": round(state.seconds, 3), **numbers}
-    progress.record(folder, last if epsilon is None else {**last, "epsilon": float(epsilon)})
+    if epsilon is not None:
+        last["epsilon"] = float(epsilon)
+    progress.record(folder, last)
     return written
 
 
@@ -176,7 +181,8 @@ def outcome_table(outcomes: Mapping[str, Outcome]) -> str:
     """Jobs side by side."""
     rows = [f"{'private':<10}{'SER':>8}{'intents':>10}{'slot F1':>10}{'time':>9}   ε"]
     for name, outcome in outcomes.items():
-        found, epsilon = outcome.metrics, "no promise" if outcome.epsilon is None else str(outcome.epsilon)
+        found = outcome.metrics
+        epsilon = "no promise" if outcome.epsilon is None else str(outcome.epsilon)
         rows.append(
             f"{name:<10}{found['ser']:>6.2f} %{found['intent_accuracy']:>8.2f} %{found['slot_f1']:>8.2f} %"
             f"{outcome.seconds:>7.1f} s   {epsilon}"

@@ -17,6 +17,7 @@ from edpsgd import files
 from edpsgd.sampling.base import Batches
 from models.clc import CLC
 from tasks.common import checkpoints, progress
+from tasks.common.run_opening import LEDGER
 from tasks.common.workers import Workers
 from tasks.nlu.configuration import Config
 from tasks.nlu.evaluation import evaluate
@@ -93,8 +94,7 @@ class Training:
         self._blanks = blanks
         if self.private is not None:
             self.workers.together(lambda: self._check_losses(train))
-        place = self.folder, self.total_steps, self.state.step, self.workers.is_first, self.config.tensorboard
-        shown = self.workers.together(lambda: progress.Progress(*place))
+        shown = self.workers.together(self._open_progress)
         try:
             while self.state.epoch < self.config.epochs and not self.state.is_stopped:
                 self._epoch(train, validation, shown)
@@ -103,6 +103,15 @@ class Training:
         finally:
             shown.close()
         self._take_best()
+
+    def _open_progress(self) -> progress.Progress:
+        return progress.Progress(
+            self.folder,
+            total=self.total_steps,
+            done=self.state.step,
+            is_shown=self.workers.is_first,
+            tensorboard=self.config.tensorboard,
+        )
 
     def close(self) -> None:
         """Lets go of the ledger file, with the exact number of steps in it."""
@@ -137,29 +146,37 @@ class Training:
     def _count_seconds(self, go_on: bool) -> None:
         """Of steps, not of validation and checkpoints."""
         now = time.monotonic()
-        self.state.seconds += 0.0 if self._since is None else now - self._since
+        if self._since is not None:
+            self.state.seconds += now - self._since
         self._since = now if go_on else None
 
     def _wants_checkpoint(self) -> bool:
         """In the middle of an epoch; the end has its own."""
         every = self.config.checkpoint_every
-        return every > 0 and self.state.step % every == 0 and self.batches.position < self.batches.steps_per_epoch
+        is_wanted = every > 0 and self.state.step % every == 0
+        return is_wanted and self.batches.position < self.batches.steps_per_epoch
 
     def _begin_epoch(self) -> progress.EpsilonSoFar | None:
         """A new pass over the data, or the rest of one."""
         if self.private is not None:
             self.private.set_epoch(self.state.epoch)
             return progress.EpsilonSoFar(self.private, self.config.delta)
-        if not 0 < self.batches.position < self.batches.steps_per_epoch:
+        is_in_the_middle = 0 < self.batches.position < self.batches.steps_per_epoch
+        if not is_in_the_middle:
             self.batches.set_epoch(self.state.epoch)
         return None
 
     def _steps(self) -> Iterator[MicroBatches]:
         """The sampler's batches, as many at a time as a step takes; or every single example as one."""
-        drawn, number = iter(self.batches), 1 if self.batches.together else self.batches.micro_batches or 1
+        drawn = iter(self.batches)
+        number = 1 if self.batches.together else self.batches.micro_batches or 1
         while batches := list(islice(drawn, number)):
-            units = [[row] for row in batches[0]] if self.batches.micro_batches is None else batches
-            yield [[row for row in unit if row not in self._blanks] for unit in units]
+            if self.batches.micro_batches is None:  # single examples, drawn in one batch
+                batches = [[row] for row in batches[0]]
+            yield [self._without_blanks(unit) for unit in batches]
+
+    def _without_blanks(self, rows: list[int]) -> list[int]:
+        return [row for row in rows if row not in self._blanks]
 
     def _step(self, train: Examples, micro_batches: MicroBatches) -> None:
         """One step of the optimizer."""
@@ -169,31 +186,43 @@ class Training:
         if self.private is not None:
             self._private_backward(train, micro_batches)
         else:
-            losses = [self._mean_loss(train, rows) for rows in micro_batches if rows]
-            if losses:
-                (torch.stack(losses).sum() / len(micro_batches)).backward()
+            self._plain_backward(train, micro_batches)
         self.optimizer.step()
         if self.private is None:
-            self.batches.take()
+            self.batches.take()  # a private optimizer does so itself
         self.state.step += 1
+
+    def _plain_backward(self, train: Examples, micro_batches: MicroBatches) -> None:
+        """The gradient of the mean over the micro-batches; an empty one counts as zero."""
+        losses = [self._mean_loss(train, rows) for rows in micro_batches if rows]
+        if losses:
+            mean = torch.stack(losses).sum() / len(micro_batches)
+            mean.backward()
 
     def _private_backward(self, train: Examples, micro_batches: MicroBatches) -> None:
         """One gradient per micro-batch; step() closes the last one if it has a gradient."""
         if self.config.private == "example":
-            return self._clip_examples(train, [rows[0] for rows in micro_batches if rows], len(micro_batches))
-        if self.batches.together:
-            return self._clip_together(train, micro_batches[0])
+            rows = [unit[0] for unit in micro_batches if unit]
+            self._clip_examples(train, rows, len(micro_batches))
+        elif self.batches.together:
+            self._clip_together(train, micro_batches[0])
+        else:
+            self._clip_one_by_one(train, micro_batches)
+
+    def _clip_one_by_one(self, train: Examples, micro_batches: MicroBatches) -> None:
+        """A backward pass for each micro-batch."""
         for number, rows in enumerate(micro_batches, 1):
             if rows:
                 self._mean_loss(train, rows).backward()
-            if self.private is not None and (number < len(micro_batches) or not rows):
+            is_closed_by_step = number == len(micro_batches) and bool(rows)
+            if self.private is not None and not is_closed_by_step:
                 self.private.accumulate()
 
     def _clip_examples(self, train: Examples, rows: list[int], drawn: int) -> None:
         """The gradient of every utterance by itself, those of a bucket in one pass; blank ones are empty."""
         if self.private is None:
             return
-        for bucket in train.buckets(rows) if rows else ():
+        for bucket in train.buckets(rows):
             losses = self._losses(bucket)
             self._loss += losses.detach().sum()
             self.private.backward(losses)
@@ -203,7 +232,8 @@ class Training:
 
     def _clip_together(self, train: Examples, rows: list[int]) -> None:
         """All micro-batches of a step in one pass, empty ones too; the sampler knows which utterances are whose."""
-        losses = self._losses(train.batch(rows)) if rows else torch.zeros(0, device=self.workers.device)
+        nothing = torch.zeros(0, device=self.workers.device)
+        losses = self._losses(train.batch(rows)) if rows else nothing
         self._loss += losses.detach().sum()
         self.state.utterances += len(rows)
         if self.private is not None:
@@ -211,7 +241,8 @@ class Training:
 
     def _mean_loss(self, train: Examples, rows: list[int]) -> torch.Tensor:
         """Of the utterances of a micro-batch, computed in buckets of similar length."""
-        total = torch.stack([self._losses(bucket).sum() for bucket in train.buckets(rows)]).sum()
+        sums = [self._losses(bucket).sum() for bucket in train.buckets(rows)]
+        total = torch.stack(sums).sum()
         self._loss += total.detach()
         self.state.utterances += len(rows)
         return total / len(rows)
@@ -225,9 +256,12 @@ class Training:
 
     def _set_rates(self) -> None:
         """The learning rate is a function of the place in the training, so that a resumed run has the same."""
-        share = (self.state.epoch * self.batches.steps_per_epoch + self.batches.position) / self.total_steps
-        factor = min(1.0, (share + 1 / self.total_steps) / self.config.warmup) if self.config.warmup else 1.0
-        if self.config.schedule == "linear":
+        taken = self.state.epoch * self.batches.steps_per_epoch + self.batches.position
+        share = taken / self.total_steps
+        factor = 1.0
+        if self.config.warmup:  # it rises to 1, and the first step is above 0
+            factor = min(factor, (share + 1 / self.total_steps) / self.config.warmup)
+        if self.config.schedule == "linear":  # and falls to 0 after that
             factor = min(factor, (1 - share) / max(1e-9, 1 - self.config.warmup))
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
@@ -237,12 +271,12 @@ class Training:
     def _end_epoch(self, validation: Examples, shown: progress.Progress) -> None:
         self._check_weights()
         found = evaluate(self.model, validation, self.parts.labels, self.workers.collective, self.workers.device)
-        figures, cost, text = self._figures(), {}, None
+        state, figures, text = self.state, self._figures(), None
+        line = {"epoch": state.epoch, "step": state.step, "seconds": round(state.seconds, 3), **figures}
         if self.private is not None:
             bound = self.private.epsilon(self.config.delta)
-            cost, text = {"epsilon": float(bound)}, progress.short(bound)
-        place = {"epoch": self.state.epoch, "step": self.state.step, "seconds": round(self.state.seconds, 3)}
-        line = {**place, **figures, **cost, **{f"validation_{name}": value for name, value in found.items()}}
+            line["epsilon"], text = float(bound), progress.short(bound)
+        line.update({f"validation_{name}": value for name, value in found.items()})
         self.workers.on_first(lambda: shown.record(line))
         shown.say(
             f"epoch {self.state.epoch + 1}/{self.config.epochs}   {_text(figures, text)}   "
@@ -318,14 +352,17 @@ class Training:
     # ---------------------------------------------------------------- the optimizer and checkpoints
 
     def _make_optimizer(self, plan: Plan | None) -> torch.optim.Optimizer:
-        config, heads = self.config, {id(p) for p in self.model.head_parameters()}
+        config = self.config
+        heads = {id(p) for p in self.model.head_parameters()}
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        groups = [[p for p in trained if (id(p) in heads) == is_head] for is_head in (False, True)]
-        params = [{"params": group} for group in groups]
-        inner = torch.optim.AdamW(params, weight_decay=config.weight_decay, fused=True)
+        of_encoder = [p for p in trained if id(p) not in heads]
+        of_heads = [p for p in trained if id(p) in heads]
+        groups = [{"params": of_encoder}, {"params": of_heads}]  # in the order of _learning_rates
+        inner = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
         if plan is None:
             return self.workers.averaged(inner, self.model)
         edpsgd.check_model(self.model)
+        budget = None if config.epsilon is None else edpsgd.Budget(config.epsilon, config.delta)
         return edpsgd.PrivateOptimizer(
             inner,
             self.model.named_parameters(),
@@ -339,9 +376,9 @@ class Training:
             noise_placement=config.placement,
             collective=self.workers.collective,
             seed=config.seed,
-            ledger=self.folder / "ledger.jsonl",
+            ledger=self.folder / LEDGER,
             batches=self.batches,
-            budget=None if config.epsilon is None else edpsgd.Budget(config.epsilon, config.delta),
+            budget=budget,
         )
 
     def _trained(self) -> dict[str, torch.Tensor]:
@@ -392,8 +429,10 @@ class Training:
 
 def _learning_rates(config: Config) -> list[float]:
     """Of the encoder and of the heads."""
-    encoder = config.learning_rate or (1e-3 if config.model == "clc" else 5e-5)
-    return [encoder, config.head_learning_rate or max(encoder, 1e-3)]
+    usual = 1e-3 if config.model == "clc" else 5e-5
+    encoder = config.learning_rate or usual
+    heads = config.head_learning_rate or max(encoder, 1e-3)
+    return [encoder, heads]
 
 
 def _derived(seed: int, rank: int, step: int) -> int:
@@ -405,4 +444,5 @@ def _text(figures: dict[str, float], epsilon: object) -> str:
     text = f"loss {figures['loss']:.3f}"
     if epsilon is None:
         return text
-    return f"{text}   clipped {figures['clip_fraction']:.0%}   noise {figures['noise_multiplier']:.3g}   ε {epsilon}"
+    clipped, noise = figures["clip_fraction"], figures["noise_multiplier"]
+    return f"{text}   clipped {clipped:.0%}   noise {noise:.3g}   ε {epsilon}"
