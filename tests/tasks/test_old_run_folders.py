@@ -15,8 +15,8 @@ import torch
 
 from edpsgd import Ledger, cli
 from edpsgd.ledger.guarantee import format_epsilon
-from mia.secret_sharer import load_model
 from tasks import language_model, predict, train
+from tasks.language.run_folder import load_model
 from tests.helpers.jobs import metrics, weights
 from tests.helpers.paths import ROOT
 
