@@ -20,10 +20,12 @@ from benchmarks import results
 from benchmarks.results import machine
 from mia.views import BATCH, view
 from models.heads import Prediction
-from tasks import generate, run
-from tasks.config import Config
-from tasks.corpus import OUTSIDE, Corpus
-from tasks.examples import Examples, Labels, Rows
+from tasks.nlu import generator as generate
+from tasks.nlu import new_model as run
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
+from tasks.nlu.example_batches import Examples
+from tasks.nlu.labels import Labels
 
 SLOTS = (0, 83)  # those of the generator, and as many as ATIS has
 PART = 2000  # utterances between turns

@@ -22,13 +22,15 @@ import psutil
 
 from benchmarks import results
 from benchmarks.results import machine
-from tasks import generate, run
-from tasks.config import Config
-from tasks.corpus import Corpus
-from tasks.examples import Examples
-from tasks.planning import make_batches, make_plan
-from tasks.training import Training
-from tasks.workers import workers
+from tasks.common.workers import workers
+from tasks.nlu import generator as generate
+from tasks.nlu import new_model as run
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.example_batches import Examples
+from tasks.nlu.noise_plan import make_plan
+from tasks.nlu.samplers import make_batches
+from tasks.nlu.training_loop import Training
 
 BATCH = 64
 SIZES = (100_000, 200_000, 400_000, 800_000)  # utterances, for the growth of memory

@@ -43,11 +43,11 @@ from benchmarks.epoch_rows import (
 )
 from benchmarks.step_time import peak, step_parts
 from models.bert import BertInputs
-from tasks import run
-from tasks.config import Config
-from tasks.data import load
-from tasks.examples import Examples
-from tasks.planning import make_batches
+from tasks.nlu import new_model as run
+from tasks.nlu.configuration import Config
+from tasks.nlu.dataset import load
+from tasks.nlu.example_batches import Examples
+from tasks.nlu.samplers import make_batches
 
 FEW, SLOW_STEPS, PEER_STEPS = 8, 6, 12  # few utterances in a step of the reduced version
 PARTS, SAMPLE = 4, 120  # of the epoch over MANY; of smaller units, some of its steps

@@ -21,7 +21,7 @@ from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, ra
 from mia.phrases import Canary, Configuration, make
 from mia.secret_sharer import SUFFIXES
 from models.language_model import LanguageModel
-from tasks.users import windows
+from tasks.language.user_texts import windows
 
 WORDS, LIMIT = 10_003, 600  # rows of the table; seconds that one canary may take on two cores
 

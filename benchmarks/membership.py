@@ -24,7 +24,7 @@ from mia.candidates import Run, candidates, open_run
 from mia.classifiers import membership
 from mia.metrics import Report, evaluate
 from mia.views import view
-from tasks.config import Config
+from tasks.nlu.configuration import Config
 
 PAPER = {  # AUC of the attack on plain training in %, Table 1 of Dupuy et al. 2021
     ("clc", "atis"): 67.5,

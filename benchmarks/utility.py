@@ -22,7 +22,7 @@ from benchmarks.results import machine
 from edpsgd import accounting, files
 from edpsgd.ledger.guarantee import format_epsilon
 from edpsgd.schedules import parse_decay
-from tasks.flags import load_yaml
+from tasks.common.flags import load_yaml
 
 Trainer = Callable[["Job"], dict[str, Any]]
 PAPER = {  # SER of plain training, Table 1 of Dupuy et al. 2021

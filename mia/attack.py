@@ -27,11 +27,11 @@ from mia.candidates import Candidates, Run, candidates, open_run
 from mia.classifiers import CLASSIFIERS, membership
 from mia.metrics import Report, evaluate, table
 from mia.views import View, view
-from tasks.config import TASKS, Config
-from tasks.examples import Rows
-from tasks.run import Parts, load
-from tasks.splits import text_hashes
-from tasks.workers import choose_device
+from tasks.common.workers import choose_device
+from tasks.nlu.configuration import TASKS, Config
+from tasks.nlu.corpus import Rows
+from tasks.nlu.run_folder import Parts, load
+from tasks.nlu.splits import text_hashes
 
 ATTACKS = ("shadow", "loss", "lira", "rmia")
 OFFLINE_A = 1.0  # of RMIA: an utterance's probability is that of many labels together, and far below 1

@@ -30,8 +30,8 @@ from mia.bounds import NoiseFinding
 from mia.example_worlds import ROUNDING
 from mia.mechanism import CONFIDENCE, TRIALS, Finding, Setup, audit_mechanism, audit_noise
 from mia.sampler_audit import KINDS, SamplerSetup, audit_sampler
-from tasks.config import Config, read_file
-from tasks.workers import Workers, workers
+from tasks.common.workers import Workers, workers
+from tasks.nlu.configuration import Config, read_file
 
 DELTA = 1e-5
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tasks.config import Config, read_file
-from tasks.corpus import Corpus
-from tasks.data import Data
-from tasks.data import load as load_data
-from tasks.examples import Labels, Rows, places
-from tasks.run import Parts, check_data, check_ended, load
-from tasks.splits import Hashes, forms, text_hashes
+from tasks.nlu.configuration import Config, read_file
+from tasks.nlu.corpus import Corpus, Rows, word_places
+from tasks.nlu.dataset import Data
+from tasks.nlu.dataset import load as load_data
+from tasks.nlu.labels import Labels
+from tasks.nlu.run_folder import Parts, check_data, check_ended, load
+from tasks.nlu.splits import Hashes, forms, text_hashes
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,6 @@ def _known(corpus: Corpus, rows: Rows, *labels: Labels) -> npt.NDArray[np.bool_]
     found = np.ones(len(rows), bool)
     for some in labels:
         has_tag, has_intent = np.isin(corpus.tags, some.tags), np.isin(corpus.intents, some.intents)
-        unknown = np.bincount(places_of, ~has_tag[corpus.tag_ids[places(corpus, rows)]], len(rows))
+        unknown = np.bincount(places_of, ~has_tag[corpus.tag_ids[word_places(corpus, rows)]], len(rows))
         found &= has_intent[corpus.intent_ids[rows]] & (unknown == 0)
     return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mia.phrases import FIRST
 from models.language_model import LanguageModel, State
-from tasks.dictionary import BOS
+from tasks.language.dictionary import BOS
 
 CHUNK = 512  # phrases at a time: bounds the memory, 4 bytes for each phrase and word of the dictionary
 PREFIX = 2  # words of a canary that are given, in random sampling

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mia.views import view
-from tasks import canaries
-from tasks.corpus import Corpus
-from tasks.run import check_ended, load
+from tasks.nlu import canaries
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.run_folder import check_ended, load
 
 
 def canary_scores(folder: str | Path, device: str = "cpu") -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from edpsgd import files
 from edpsgd._arguments import check_count
-from tasks.dictionary import EOS, UNK, Dictionary, tokenize
-from tasks.users import RawUsers, UserData
+from tasks.language.dictionary import EOS, UNK, Dictionary, tokenize
+from tasks.language.user_texts import RawUsers, UserData
 
 FIRST = EOS + 1  # the first number that is a word
 PAPER = "1/50000:0.01,1/50000:0.1,1/50000:1,3/50000:0.01,3/50000:0.1,3/50000:1,1/5000:0.01,1/5000:0.1,1/5000:1"

@@ -27,12 +27,12 @@ from edpsgd import escaping, files
 from mia.extraction import CHUNK, PREFIX, Phrases, Tally, all_suffixes, beam_search, exposure, random_suffixes, rank
 from mia.phrases import PAPER, Canary, Configuration, Manifest, insert_texts, make, parse, parse_rates
 from models.language_model import LanguageModel
-from tasks.dictionary import Dictionary
-from tasks.language_model import load_model
-from tasks.progress import Progress
-from tasks.records import lines
-from tasks.users import read_jsonl, write_jsonl
-from tasks.workers import choose_device
+from tasks.common.progress import Progress
+from tasks.common.text_files import numbered_lines
+from tasks.common.workers import choose_device
+from tasks.language.dictionary import Dictionary
+from tasks.language.readers import read_jsonl, write_jsonl
+from tasks.language.run_folder import load_model
 
 SUFFIXES = 2_000_000  # of the paper
 BEAMS = 5
@@ -265,7 +265,7 @@ def _insert(flags: argparse.Namespace) -> None:
     if flags.phrases is None:
         canaries = make(len(dictionary), rates, flags.per, seed=flags.seed)
     else:
-        canaries = parse([line for _, line in lines(flags.phrases)], dictionary, rates)
+        canaries = parse([line for _, line in numbered_lines(flags.phrases)], dictionary, rates)
     _check_lengths(canaries)
     changed, manifest = insert_texts(read_jsonl(flags.users), canaries, dictionary, flags.seed)
     files.make_private(flags.output)

@@ -22,11 +22,10 @@ from tqdm import tqdm
 
 from edpsgd import files
 from mia.candidates import Run
-from tasks.config import Config, read_file, write_file
-from tasks.corpus import OUTSIDE, Corpus
-from tasks.examples import Rows
-from tasks.run import has_ended
-from tasks.splits import split
+from tasks.nlu.configuration import Config, read_file, write_file
+from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
+from tasks.nlu.run_folder import has_ended
+from tasks.nlu.splits import split
 
 FIRST_SEED = 1_000_000  # of the shadows' splits, far from a target's
 

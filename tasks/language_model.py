@@ -1,37 +1,19 @@
 """Trains the LSTM language model on users' texts, with privacy for whole users: `python -m tasks.language_model`.
 
-Also under horovodrun or torchrun: the users of a round are spread over the workers. The run folder holds config.yaml,
-language_model.json, dictionary.txt, weights.safetensors, metrics.jsonl, checkpoints/ and, with noise, ledger.jsonl and
-the privacy card.
+Also under horovodrun or torchrun: the users of a round are spread over the workers. What a run leaves is in
+tasks/language/run_folder.py.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from edpsgd import BudgetExhausted, Ledger, card, escaping, files
-from edpsgd.card import Card
-from edpsgd.ledger.guarantee import format_epsilon
-from edpsgd.planning import as_if
-from models.language_model import LanguageModel
-from tasks import checkpoints, progress
-from tasks.dictionary import Dictionary
-from tasks.flags import write_file
-from tasks.language_config import Config, Texts, has_private_dictionary, load, make_users, noise_multiplier, parse
-from tasks.language_training import SentenceTraining, UserTraining
-from tasks.next_word import NextWord, evaluate
-from tasks.run import WEIGHTS, new_folder, open_again
-from tasks.workers import Workers, workers
-
-MODEL, DICTIONARY = "language_model.json", "dictionary.txt"
+from edpsgd import escaping
+from tasks.common.workers import workers
+from tasks.language.configuration import parse
+from tasks.language.training_job import train
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,217 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             train(config, team, None if flags.resume is None else Path(flags.resume), flags.dry_run)
     except (ValueError, OSError) as error:
         sys.exit(escaping.visible(f"error: {error}", keep="\n"))
-
-
-@files.private()
-def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> NextWord | None:
-    """A whole job; the test on held-out users, on worker 0."""
-    texts = team.together(lambda: load(config))
-    _say(team, *_summary(config, texts, team))
-    if dry_run:
-        return None
-    if resume is not None:
-        team.on_first(lambda: open_again(resume, config.is_private))
-    folder = resume or new_folder(config.output, f"{config.task}-{config.algorithm}", team)
-    torch.manual_seed(config.seed if config.seed is not None else torch.seed())
-    model = LanguageModel(len(texts.dictionary), config.dimension, config.hidden).to(team.device)
-    team.broadcast(model)
-    if resume is None:
-        team.on_first(lambda: _begin(folder, config, model, texts.dictionary))
-    return _Job(config, team, texts, model, folder).run(resume is not None)
-
-
-class _Job:
-    """One training, with its checkpoints and tests."""
-
-    def __init__(self, config: Config, team: Workers, texts: Texts, model: LanguageModel, folder: Path) -> None:
-        self._config, self._team, self._texts, self._model, self._folder = config, team, texts, model, folder
-        self._training = self._make_training()
-        self._round, self._seconds = 0, 0.0
-
-    def _make_training(self) -> UserTraining | SentenceTraining:
-        if self._config.algorithm == "sgd":
-            return SentenceTraining(self._config, self._team, self._model, self._texts.train)
-        return UserTraining(self._config, self._team, self._model, self._texts.train, self._folder)
-
-    @property
-    def _ledger(self) -> Ledger | None:
-        if self._config.is_private and isinstance(self._training, UserTraining):
-            return self._training.optimizer.ledger
-        return None
-
-    def run(self, is_resumed: bool) -> NextWord | None:
-        """All rounds that are left, and the last test."""
-        if is_resumed:
-            self._load()
-        place = self._folder, self._config.rounds, self._round, self._team.is_first, self._config.tensorboard
-        shown = self._team.together(lambda: progress.Progress(*place))
-        try:
-            self._rounds(shown)
-            return self._team.on_first(self._finish)
-        finally:
-            shown.close()
-            if self._ledger is not None:
-                self._ledger.close()
-
-    def _rounds(self, shown: progress.Progress) -> None:
-        try:
-            while self._round < self._config.rounds:
-                started = time.monotonic()
-                self._training.step(self._round)
-                self._round, self._seconds = self._round + 1, self._seconds + time.monotonic() - started
-                shown.move()
-                if shown.wants():
-                    shown.show(self._cost())
-                if self._round % self._config.checkpoint_every == 0:
-                    self._test(shown)
-                    self._save()
-        except BudgetExhausted as error:  # rounds that ran again after a crash have cost it
-            self._save()
-            shown.say(f"the budget is used up: {error}")
-
-    def _cost(self) -> str:
-        return "" if self._ledger is None else f"ε {progress.short(self._ledger.epsilon(self._config.delta))}"
-
-    def _test(self, shown: progress.Progress) -> None:
-        self._check_weights()
-
-        def work() -> None:
-            found = evaluate(self._model, self._texts.test)
-            shown.record({"step": self._round, "seconds": round(self._seconds, 3), **_numbers(found, "held_out_")})
-            text = f"accuracy {found.accuracy:.2%}   perplexity {found.perplexity:.1f}   {self._cost()}"
-            shown.say(f"round {self._round}/{self._config.rounds}   {text}   {self._seconds:.0f} s")
-
-        self._team.on_first(work)
-
-    def _finish(self) -> NextWord:
-        """Weights and card; the test comes last, and says that the run is complete."""
-        self._check_weights()
-        checkpoints.save_weights(self._folder / WEIGHTS, self._model.state_dict())
-        found = evaluate(self._model, self._texts.test)
-        numbers = _numbers(found, "test_")
-        written = self._write_card(numbers)
-        last = {"step": self._round, "seconds": round(self._seconds, 3), **numbers}
-        progress.record(self._folder, last if written is None else {**last, "epsilon": float(written.epsilon)})
-        files.write_text(self._folder / "head_words.json", json.dumps(found.head))
-        print(table(found, self._seconds), *self._outlook(), "" if written is None else written.markdown(), sep="\n")
-        print(f"run folder: {self._folder}")
-        return found
-
-    def _write_card(self, numbers: dict[str, float]) -> Card | None:
-        if self._ledger is None:
-            return None
-        rounded = {name: round(value, 4) for name, value in numbers.items()}
-        return card.write(self._folder, self._ledger, self._config.delta, rounded, not_covered(self._config))
-
-    def _outlook(self) -> list[str]:
-        """What the same noise would cost with more users."""
-        config = self._config
-        if self._ledger is None or config.as_if_users is None or config.as_if_cohort is None:
-            return []
-        epsilon = as_if(self._ledger, config.delta, config.as_if_users, config.as_if_cohort)
-        return [
-            f"with {config.as_if_users} users, {config.as_if_cohort:g} of them in a round, the same noise on the mean "
-            f"update would give ε = {format_epsilon(epsilon)} at δ = {config.delta:g}"
-        ]
-
-    def _check_weights(self) -> None:
-        if not all(bool(torch.isfinite(p).all()) for p in self._model.parameters()):
-            raise ValueError(f"after round {self._round} the model holds NaN or infinities: choose smaller rates")
-
-    def _save(self) -> None:
-        state = {"round": self._round, "seconds": self._seconds}
-        optimizer, place = self._training.state_dict(), self._folder / "checkpoints"
-        weights = self._model.state_dict()
-        self._team.on_first(lambda: checkpoints.save(place, self._round, weights, optimizer, state))
-
-    def _load(self) -> None:
-        weights, optimizer, state = self._team.together(lambda: checkpoints.load(self._folder / "checkpoints"))
-        self._model.load_state_dict(weights)
-        self._training.load_state_dict(optimizer)
-        self._round, self._seconds = state["round"], state["seconds"]
-        self._team.on_first(lambda: progress.drop_later_lines(self._folder, self._round))
-
-
-def load_model(folder: str | Path) -> tuple[LanguageModel, Dictionary]:
-    """The model of a run folder, on the CPU and ready to predict, with its dictionary."""
-    folder = Path(folder)
-    try:
-        model = LanguageModel(**files.read_json(folder / MODEL))
-        model.load_state_dict(checkpoints.load_weights(folder / WEIGHTS))
-        dictionary = Dictionary.load(folder / DICTIONARY)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{folder} is not the run folder of a language model, or it is damaged: {reason}") from None
-    if len(dictionary) != model.settings()["words"]:
-        raise ValueError(
-            f"{folder}: {model.settings()['words']} words in the model, {len(dictionary)} in its dictionary"
-        )
-    return model.eval(), dictionary
-
-
-def not_covered(config: Config) -> list[str]:
-    """What no noise covers, to be said in the card."""
-    statements = {
-        "the people: users are made up, with sentences of many (--iid); ε is for a made-up user": config.iid,
-        "the dictionary: it was read from the private texts, and the run folder holds it": has_private_dictionary(
-            config
-        ),
-        "whoever reads config.yaml or checkpoints/: they hold the seed of the noise": config.seed is not None,
-        "metrics.jsonl, head_words.json and checkpoints/: exact figures of held-out users": True,
-        "the number of users, and of their words that the job prints": True,
-    }
-    return [text for text, applies in statements.items() if applies]
-
-
-def table(found: NextWord, seconds: float) -> str:
-    """The test, to read."""
-    head = f"{'accuracy':>10}{'top 3':>9}{'top 5':>9}{'perplexity':>12}{'words':>9}{'time':>9}"
-    shares = "".join(f"{share:>9.2%}" for share in (found.top3, found.top5))
-    return f"\n{head}\n{found.accuracy:>10.2%}{shares}{found.perplexity:>12.1f}{found.words:>9}{seconds:>7.0f} s"
-
-
-def _numbers(found: NextWord, prefix: str) -> dict[str, float]:
-    return {f"{prefix}{name}": value for name, value in asdict(found).items() if name != "head"}
-
-
-def _summary(config: Config, texts: Texts, team: Workers) -> list[str]:
-    train, test = texts.train, texts.test
-    number = team.collective.size
-    lines = [
-        f"{config.task}: {len(train)} training users with {len(train.tokens)} words, {len(test)} held-out users; "
-        f"dictionary of {len(texts.dictionary)}",
-        f"{config.algorithm} on {number} worker{'s' if number > 1 else ''}, {config.rounds} rounds",
-    ]
-    return lines if config.algorithm == "sgd" else [*lines, _plan(config, texts, team)]
-
-
-def _plan(config: Config, texts: Texts, team: Workers) -> str:
-    """What the training will cost."""
-    sampler = make_users(config, texts.train, team.collective)
-    z = noise_multiplier(config, sampler)
-    if z == 0:
-        return f"no noise, no promise; clip norm {'none' if config.clip_norm is None else f'{config.clip_norm:g}'}"
-    ledger = Ledger()
-    ledger.begin_run({"unit": "user", "batches": sampler.describe(), "seeded": config.seed is not None})
-    ledger.open_epoch(0, sampler.kind, sampler.sampling_rate)
-    ledger.charge(z)
-    ledger.events[0].steps = config.rounds
-    std = z * sampler.reach * (config.clip_norm or math.nan) / sampler.expected_batch
-    return f"noise multiplier {z:.6g}, noise on the mean update {std:.3g}\nplanned: {ledger.epsilon(config.delta)}"
-
-
-def _begin(folder: Path, config: Config, model: LanguageModel, dictionary: Dictionary) -> None:
-    files.make_private(folder)
-    files.write_text(folder / MODEL, json.dumps(model.settings()))
-    dictionary.save(folder / DICTIONARY)
-    checkpoints.save_weights(folder / WEIGHTS, model.state_dict())
-    write_file(folder / "config.yaml", config)
-
-
-def _say(team: Workers, *texts: str) -> None:
-    if team.is_first:
-        print(*texts, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

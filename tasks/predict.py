@@ -8,29 +8,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.text import Text
 
 from edpsgd import escaping, files
 from edpsgd.escaping import visible
-from models.heads import Prediction
-from tasks.corpus import OUTSIDE, Corpus, Utterance, spans
-from tasks.examples import Examples, to_device
-from tasks.run import Parts, check_ended, load
-from tasks.workers import choose_device
+from tasks.common.workers import choose_device
+from tasks.nlu.prediction import predict
+from tasks.nlu.run_folder import check_ended, load
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-CHUNK = 2048  # lines that are read, sorted by length and answered together
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,11 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = _parsed(arguments)
     try:
         check_ended(flags.run)
-        parts = load(flags.run)
-        parts.model.to(device := choose_device(flags.device))
+        parts, device = load(flags.run), choose_device(flags.device)
+        parts.model.to(device)
+        source = "--text" if flags.text else flags.file or "standard input"
+        somebody_types = source == "standard input" and sys.stdin.isatty()
+        chunk = 1 if somebody_types else None  # they wait for every answer
         with _opened(flags) as lines:
-            texts = _decoded(lines, "--text" if flags.text else flags.file or "standard input")
-            chunk = 1 if not flags.text and not flags.file and sys.stdin.isatty() else None  # somebody waits
+            texts = _decoded(lines, source)
             answers = predict(parts, texts, flags.batch_size, not flags.no_scores, device, chunk)
             _write(answers, as_json=flags.json or not sys.stdout.isatty())
     except BrokenPipeError:  # whoever reads has enough
@@ -50,67 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except (ValueError, OSError) as error:
         sys.exit(visible(f"error: {error}", keep="\n"))
-
-
-def predict(
-    parts: Parts,
-    texts: Iterable[str],
-    batch_size: int = 64,
-    with_scores: bool = True,
-    device: torch.device | None = None,
-    chunk: int | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Answers in the order of the texts, each a dictionary: text, intent, score, slots.
-
-    The score of the intent is its probability. That of a slot is the smallest probability of its tags given the whole
-    utterance, and its place is counted in characters of the text. Without words there is nothing to answer: intent is
-    None.
-
-    Args:
-        parts: the model, ready to predict.
-        texts: utterances, with or without the ends of lines.
-        batch_size: utterances computed at once.
-        with_scores: of slots.
-        device: where the model is; the CPU if not given.
-        chunk: texts that are read before the first of them is answered; CHUNK if not given.
-    """
-    lines, before = iter(texts), 0
-    while read := [text.rstrip("\r\n") for text in islice(lines, chunk or CHUNK)]:
-        words = [tuple(text.split()) for text in read]
-        try:
-            found = _answers(parts, [w for w in words if w], batch_size, with_scores, device or torch.device("cpu"))
-        except ValueError as error:  # an utterance is too long for the encoder
-            raise ValueError(f"texts {before + 1} to {before + len(read)}: {error}") from None
-        before += len(read)
-        for text, said in zip(read, words, strict=True):
-            yield _readable(parts, text, next(found) if said else None)
-
-
-def _answers(
-    parts: Parts, said: list[tuple[str, ...]], batch_size: int, with_scores: bool, device: torch.device
-) -> Iterator[Prediction]:
-    """Predictions in order; computed in batches of similar length."""
-    corpus = Corpus(Utterance(words, (OUTSIDE,) * len(words), "") for words in said)
-    rows = np.arange(len(corpus))
-    examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, batch_size)
-    answers: dict[int, Prediction] = {}
-    for numbers in examples.sorted_parts(rows):
-        predicted = parts.model.predict(to_device(examples.batch(numbers), device), with_scores)
-        answers.update(zip(numbers.tolist(), predicted, strict=True))
-    return (answers[number] for number in range(len(corpus)))
-
-
-def _readable(parts: Parts, text: str, answer: Prediction | None) -> dict[str, Any]:
-    """What a program or a person reads; places of slots are characters of the text."""
-    if answer is None:
-        return {"text": text, "intent": None, "score": None, "slots": []}
-    places = [match.span() for match in re.finditer(r"\S+", text)]
-    slots = []
-    for kind, first, end in spans([parts.labels.tags[tag] for tag in answer.tags]):
-        start, stop = places[first][0], places[end - 1][1]
-        slot = {"type": kind, "value": text[start:stop], "start": start, "end": stop}
-        slots.append({**slot, "score": min(answer.tag_scores[first:end])} if answer.tag_scores else slot)
-    return {"text": text, "intent": parts.labels.intents[answer.intent], "score": answer.intent_score, "slots": slots}
 
 
 def _write(answers: Iterable[dict[str, Any]], as_json: bool) -> None:
@@ -146,7 +80,9 @@ def _coloured(answer: dict[str, Any]) -> Text:
 def _opened(flags: argparse.Namespace) -> AbstractContextManager[Iterable[bytes]]:
     if flags.text is not None:
         return nullcontext([os.fsencode(text) for text in flags.text])
-    return nullcontext(files.lines(sys.stdin.buffer)) if flags.file is None else _lines(flags.file)
+    if flags.file is not None:
+        return _lines(flags.file)
+    return nullcontext(files.lines(sys.stdin.buffer))
 
 
 @contextmanager

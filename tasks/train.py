@@ -1,62 +1,18 @@
 """Fine-tunes an intent and slot model, privately or not: `python -m tasks.train`, also under horovodrun or torchrun.
 
-A run leaves a folder that a colleague can use: see tasks/run.py, and `python -m tasks.predict --run FOLDER`.
+A run leaves a folder that a colleague can use: see tasks/nlu/run_folder.py, and `python -m tasks.predict --run FOLDER`.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
 
-import torch
-from torch.utils.data import Dataset, Subset
-from transformers.utils import logging
-
-from edpsgd import card, escaping, files
-from edpsgd.card import Card
-from edpsgd.ledger.guarantee import Bound
-from tasks import canaries, checkpoints, progress, run
-from tasks.config import Config, parse, write_file
-from tasks.corpus import Utterance
-from tasks.data import Data, load
-from tasks.evaluation import evaluate
-from tasks.examples import Examples
-from tasks.planning import Plan, make_batches, make_plan
-from tasks.splits import near_duplicates
-from tasks.training import Training
-from tasks.workers import Workers, has_bf16, workers
-
-
-class Prepared(NamedTuple):
-    """The parts of a corpus as the model reads them."""
-
-    train: Examples
-    validation: Examples
-    test: Examples
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a job.
-
-    Attributes:
-        folder: its run folder.
-        metrics: on the test set.
-        seconds: of training, validation left out.
-        epsilon: with its conditions; None for plain training.
-        card: the privacy card, on worker 0.
-    """
-
-    folder: Path
-    metrics: dict[str, float]
-    seconds: float
-    epsilon: Bound | None
-    card: Card | None
+from edpsgd import escaping
+from tasks.common.workers import workers
+from tasks.nlu.configuration import parse
+from tasks.nlu.training_job import outcome_table, train
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,143 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with workers(config.device, config.threads) as team:
             outcome = train(config, team, None if flags.resume is None else Path(flags.resume), flags.dry_run)
             if outcome is not None and team.is_first:
-                print(table({config.private: outcome}))
+                print(outcome_table({config.private: outcome}))
                 print(f"\n{outcome.card.markdown()}\n" if outcome.card else "")
                 print(f"run folder: {outcome.folder}")
     except (ValueError, OSError) as error:
         sys.exit(escaping.visible(f"error: {error}", keep="\n"))
-
-
-@files.private()
-def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
-    """A whole job; None if it is only planned."""
-    if resume is not None and not dry_run:
-        team.on_first(lambda: run.open_again(resume, config.private != "off"))
-    logging.disable_progress_bar()  # every worker would draw one
-    team.together(lambda: _check_precision(config, team))
-    seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
-    data = team.together(lambda: load(config, resume, seed))
-    utterances = Subset(cast("Dataset[Utterance]", data.corpus), data.rows.train.tolist())
-    batches = make_batches(config, utterances, team.collective)
-    plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
-    _say(team, _summary(config, data, plan, team.collective.size))
-    torch.manual_seed(config.seed if config.seed is not None else torch.seed())
-    parts = team.together(lambda: _parts(config, data, resume))
-    examples = _prepare(config, data, parts)
-    if dry_run:
-        return None
-    name = f"{config.task}-{config.model}-{config.private}"
-    folder = run.new_folder(config.output, name, team) if resume is None else resume
-    if resume is None:
-        team.on_first(lambda: _begin(folder, config, parts, data, team.collective.size))
-    training = Training(config, team, parts, batches, plan, folder)
-    training.state.not_covered = run.not_covered(config)
-    try:
-        if resume is not None:
-            training.load_checkpoint()
-        training.run(examples.train, examples.validation, data.blanks())
-        return _finish(config, team, training, examples.test)
-    finally:
-        training.close()
-
-
-def _check_precision(config: Config, team: Workers) -> None:
-    if config.precision == "bf16" and not has_bf16(team.device):
-        raise ValueError("--precision bf16: this processor has no instructions for it, use fp32")
-
-
-def _parts(config: Config, data: Data, resume: Path | None) -> run.Parts:
-    """A new model; or that of a run folder, whose checkpoint, if there is one, comes later."""
-    if resume is None:
-        return run.build(config, data.corpus, data.without_canaries().train)
-    if run.has_ended(resume) and checkpoints.latest(resume / "checkpoints") is None:
-        raise ValueError(f"the run {resume} is complete, and its checkpoints are gone: there is nothing to go on with")
-    run.check_data(resume, data.rows)
-    return run.load_to_train(resume, config)
-
-
-def _summary(config: Config, data: Data, plan: Plan | None, workers: int) -> str:
-    corpus, rows = data.corpus, data.rows
-    number = ", ".join(f"{len(part)} {name}" for name, part in vars(rows).items())
-    lines = [
-        f"{config.task}: {len(corpus)} utterances, {config.split} split: {number}; "
-        f"{corpus.repaired} I- tags read as B-, {corpus.skipped} bad lines skipped, {corpus.left_out} left out",
-        f"{config.model} on {workers} worker{'s' if workers > 1 else ''}, private: {config.private}",
-    ]
-    if plan is not None:
-        lines += plan.lines(config.delta)
-        if config.delta * len(rows.train) > 1:
-            lines.append(
-                f"  note: δ is above 1/{len(rows.train)}, one over the number of utterances: choose a smaller one"
-            )
-    return "\n".join(lines)
-
-
-def _prepare(config: Config, data: Data, parts: run.Parts) -> Prepared:
-    table = parts.inputs.table(data.corpus.words)
-    table.check(data.corpus.word_ids, data.corpus.starts)
-    rows = data.rows.train, data.rows.validation, data.rows.test
-    return Prepared(*(Examples(data.corpus, part, table, parts.labels, config.bucket_size) for part in rows))
-
-
-def _begin(folder: Path, config: Config, parts: run.Parts, data: Data, workers: int) -> None:
-    """What stays the same in a run folder, and the initial weights."""
-    files.make_private(folder)  # labels and metrics are not for everybody
-    parts.save(folder)
-    parts.save_weights(folder)
-    overlap = near_duplicates(data.corpus, data.rows)
-    facts = {
-        **{name: len(part) for name, part in vars(data.rows).items()},
-        **{name: getattr(data.corpus, name) for name in ("repaired", "skipped", "left_out")},
-        **vars(overlap),
-        "workers": workers,
-    }
-    print(
-        f"near duplicates: {overlap.near_duplicate_share:.1%} of the test utterances have a form that is in the "
-        f"training set too, {overlap.exact_duplicate_share:.1%} are in it word for word"
-    )
-    if data.canaries:
-        canaries.save(data.canaries, folder)
-    files.write_text(folder / "data.json", json.dumps(facts, indent=1))
-    write_file(folder / "config.yaml", config)
-
-
-def _finish(config: Config, team: Workers, training: Training, test: Examples) -> Outcome:
-    """Weights, metrics of the test set, and the card."""
-    found = evaluate(training.model, test, training.parts.labels, team.collective, team.device)
-    epsilon = None if training.private is None else training.private.epsilon(config.delta)
-    written = team.on_first(lambda: _write(config, training, found, epsilon))
-    return Outcome(training.folder, found, training.state.seconds, epsilon, written)
-
-
-def _write(config: Config, training: Training, found: Mapping[str, float], epsilon: Bound | None) -> Card | None:
-    """The metrics of the test set come last: whoever finds them knows that the run is complete."""
-    folder, state, written = training.folder, training.state, None
-    numbers = {f"test_{name}": value for name, value in found.items()}
-    training.parts.save_weights(folder)
-    if training.private is not None:
-        rounded = {name: round(value, 3) for name, value in numbers.items()}
-        written = card.write(folder, training.private.ledger, config.delta, rounded, state.not_covered)
-    last = {"step": state.step, "seconds": round(state.seconds, 3), **numbers}
-    progress.record(folder, last if epsilon is None else {**last, "epsilon": float(epsilon)})
-    return written
-
-
-def table(outcomes: Mapping[str, Outcome]) -> str:
-    """Jobs side by side."""
-    rows = [f"{'private':<10}{'SER':>8}{'intents':>10}{'slot F1':>10}{'time':>9}   ε"]
-    for name, outcome in outcomes.items():
-        found, epsilon = outcome.metrics, "no promise" if outcome.epsilon is None else str(outcome.epsilon)
-        rows.append(
-            f"{name:<10}{found['ser']:>6.2f} %{found['intent_accuracy']:>8.2f} %{found['slot_f1']:>8.2f} %"
-            f"{outcome.seconds:>7.1f} s   {epsilon}"
-        )
-    return "\n" + "\n".join(rows)
-
-
-def _say(team: Workers, text: str) -> None:
-    if team.is_first:
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

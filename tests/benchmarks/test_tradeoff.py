@@ -36,7 +36,7 @@ from benchmarks.tradeoff import figures as figures_of
 from benchmarks.tradeoff_page import page
 from edpsgd.schedules import parse_decay
 from mia.metrics import Estimate
-from tasks.config import Config, parse
+from tasks.nlu.configuration import Config, parse
 
 figures = partial(figures_of, extent=Extent(), seeds=1)
 

@@ -14,12 +14,13 @@ import pytest
 from benchmarks.report_blocks import Table, Text
 from edpsgd import Ledger, card, cli, escaping, files
 from mia import secret_sharer
-from tasks import language_model, predict, run, train
-from tasks.config import Config, read_file
-from tasks.dictionary import Dictionary
-from tasks.examples import Labels
-from tasks.synthetic_users import generate
-from tasks.users import write_jsonl
+from tasks import language_model, predict, train
+from tasks.language.dictionary import Dictionary
+from tasks.language.readers import write_jsonl
+from tasks.language.user_generator import generate
+from tasks.nlu import run_folder
+from tasks.nlu.configuration import Config, read_file
+from tasks.nlu.labels import Labels
 from tests.helpers.jobs import run as run_job
 from tests.helpers.jobs import tiny
 from tests.tasks.test_predict import parts, terminal  # noqa: F401 (a fixture)
@@ -98,7 +99,7 @@ def test_a_report_is_text() -> None:
 # ---------------------------------------------------------------- terminal
 
 
-def trap(parts: run.Parts) -> None:  # noqa: F811
+def trap(parts: run_folder.Parts) -> None:  # noqa: F811
     """Labels of its own: those of the fixture are everybody's."""
     intents = ["other", f"phone{EVIL}", "music"]
     parts.labels = Labels(intents, ["O", f"B-name{EVIL}", f"I-name{EVIL}", "B-song", "I-song"])

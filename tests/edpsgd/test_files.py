@@ -20,12 +20,16 @@ from mia import audit
 from mia.phrases import Manifest
 from mia.views import View
 from models import vectors
-from tasks import canaries, checkpoints, language_model, predict, progress, readers, run, train, users
-from tasks.config import Config, read_file
-from tasks.corpus import Corpus
-from tasks.dictionary import Dictionary
-from tasks.embeddings import Sentences
-from tasks.generate import utterances
+from tasks import language_model, predict, train
+from tasks.common import checkpoints, progress, run_opening
+from tasks.common.fasttext_vectors import Sentences
+from tasks.language import readers as users_readers
+from tasks.language import run_folder as language_run_folder
+from tasks.language.dictionary import Dictionary
+from tasks.nlu import canaries, new_model, readers, run_folder
+from tasks.nlu.configuration import Config, read_file
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.generator import utterances
 from tests.helpers.jobs import run as run_job
 from tests.helpers.jobs import tiny, tiny_encoder
 
@@ -76,8 +80,8 @@ LONG: dict[str, Callable[[Path], object]] = {
     "conll": lambda p: readers.read("conll", long_file(p / "a.conll")),
     "atis": lambda p: readers.read("atis", aligned(p)),
     "nlu-eval": lambda p: readers.read("nlu-eval", long_file(p / "a.csv", b"scenario;intent;answer_annotation\n")),
-    "users": lambda p: users.read_jsonl(long_file(p / "a.jsonl")),
-    "plays": lambda p: users.read_shakespeare(long_file(p / "a.txt", b"ROMEO:\n")),
+    "users": lambda p: users_readers.read_jsonl(long_file(p / "a.jsonl")),
+    "plays": lambda p: users_readers.read_shakespeare(long_file(p / "a.txt", b"ROMEO:\n")),
     "dictionary": lambda p: Dictionary.load(long_file(p / "words.txt", b"call\n")),
     "word list": lambda p: word_list(long_file(p / "words.txt", b"call\n")),
     "vec": lambda p: vectors.load(long_file(p / "a.vec", b"2 3\ncall 1 0 0\n")),
@@ -87,16 +91,16 @@ LONG: dict[str, Callable[[Path], object]] = {
     "open ledger": lambda p: Ledger(long_file(p / "ledger.jsonl")),
     "configuration": lambda p: read_file(long_file(p / "config.yaml", b"epochs: 3")),
     "labels": lambda p: labels_of(long_file(p / "labels.json")),
-    "counts": lambda p: run.check_data(long_file(p / "data.json").parent, None),
+    "counts": lambda p: run_folder.check_data(long_file(p / "data.json").parent, None),
 }
 
 
 def word_list(path: Path) -> object:
-    return run.build(Config(private="off", vocabulary=str(path)), Corpus(utterances(9)), np.arange(9))
+    return new_model.build(Config(private="off", vocabulary=str(path)), Corpus(utterances(9)), np.arange(9))
 
 
 def labels_of(path: Path) -> object:
-    return run.build(Config(private="off", labels=str(path)), Corpus(utterances(9)), np.arange(9))
+    return new_model.build(Config(private="off", labels=str(path)), Corpus(utterances(9)), np.arange(9))
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -107,7 +111,7 @@ def test_a_line_of_100_megabytes(tmp_path, name) -> None:
 
 def test_a_long_line_to_answer(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(predict, "check_ended", lambda folder: None)
-    parts = run.build(Config(private="off", hidden=4, dimension=4, layers=1), Corpus(utterances(9)), np.arange(9))
+    parts = new_model.build(Config(private="off", hidden=4, dimension=4, layers=1), Corpus(utterances(9)), np.arange(9))
     monkeypatch.setattr(predict, "load", lambda folder: parts)
     with little_memory(), pytest.raises(SystemExit, match="line 1 is longer than"):
         predict.main(["--run", "x", str(long_file(tmp_path / "said.txt"))])
@@ -242,11 +246,11 @@ def test_a_fifo_in_a_run_folder(whole, tmp_path, capsys) -> None:
 
 
 def test_a_fifo_in_the_run_folder_of_a_language_model(language, tmp_path) -> None:
-    needed = {language_model.MODEL, language_model.DICTIONARY, run.WEIGHTS}
+    needed = {language_run_folder.MODEL, language_run_folder.DICTIONARY, run_opening.WEIGHTS}
     folder = tmp_path / "run"
     for file in with_fifos(language, folder):
         assert refuses(lambda: language_model.main(["--resume", str(folder)])), file
-        assert refuses(lambda: language_model.load_model(folder) and None) == (
+        assert refuses(lambda: language_run_folder.load_model(folder) and None) == (
             str(file.relative_to(folder)) in needed
         ), file
 
@@ -255,18 +259,18 @@ def test_a_fifo_in_the_folder_of_a_tokenizer(tmp_path) -> None:
     """Also behind a link."""
     encoder = tiny_encoder(tmp_path / "encoder")
     corpus = Corpus(utterances(9))
-    parts = run.build(Config(private="off", model="bert", pretrained=encoder), corpus, np.arange(9))
+    parts = new_model.build(Config(private="off", model="bert", pretrained=encoder), corpus, np.arange(9))
     parts.save(tmp_path / "run")
     parts.save_weights(tmp_path / "run")
     shutil.move(tmp_path / "run" / "vocabulary", tmp_path / "elsewhere")
     (tmp_path / "run" / "vocabulary").symlink_to(tmp_path / "elsewhere")
-    run.load(tmp_path / "run")
+    run_folder.load(tmp_path / "run")
     for name in os.listdir(tmp_path / "elsewhere"):
         content = (tmp_path / "elsewhere" / name).read_bytes()
         (tmp_path / "elsewhere" / name).unlink()
         os.mkfifo(tmp_path / "elsewhere" / name)
         with pytest.raises(ValueError, match="no regular file"):
-            run.load(tmp_path / "run")
+            run_folder.load(tmp_path / "run")
         (tmp_path / "elsewhere" / name).unlink()
         (tmp_path / "elsewhere" / name).write_bytes(content)
 
@@ -314,7 +318,7 @@ def test_a_ledger_that_knows_less_than_the_run(whole, tmp_path, how, knows) -> N
         lines = (folder / progress.METRICS).read_text().splitlines()
         (folder / progress.METRICS).write_text("".join(f"{one}\n" for one in lines if "test_" not in one))
         shutil.rmtree(folder / "checkpoints")
-    lose(folder / run.LEDGER, how)
+    lose(folder / run_opening.LEDGER, how)
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(LedgerError, match="holds 0 steps, and the run has taken"):
         run_job(Config(**{**read_file(folder / "config.yaml"), "output": str(folder)}), resume=folder)

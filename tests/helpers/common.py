@@ -16,7 +16,7 @@ from torch import nn
 import edpsgd
 from edpsgd.distributed.collectives import Collective
 from edpsgd.distributed.launchers import resolve
-from tasks.workers import has_bf16
+from tasks.common.workers import has_bf16
 
 SIGNIFICANCE = 0.001  # with a seed, where a test gives the same answer every time
 FRESH = 1e-10  # with fresh entropy: repeated noise has a correlation of 1 all the same

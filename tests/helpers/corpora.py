@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
-from tasks.corpus import Utterance
+from tasks.nlu.corpus import Utterance
 from tests.helpers.paths import ROOT
 
 Files = dict[str, str | bytes]
@@ -39,3 +40,11 @@ def written(folder: Path, files: Files) -> Path:
 
 def aligned(words: str | bytes, tags: str | bytes, intents: str | bytes) -> Files:
     return {"train/seq.in": words, "train/seq.out": tags, "train/label": intents}
+
+
+def corpus(path: Path, lines: int = 200) -> Path:
+    """Sentences in which numbers stand beside numbers, and names beside names."""
+    rng = random.Random(0)
+    groups = [["one", "two", "three", "four"], ["Anna", "Omar", "Lena", "Raj"]]
+    path.write_text("".join(" ".join(rng.choices(groups[i % 2], k=6)) + "\n" for i in range(lines)), encoding="utf-8")
+    return path

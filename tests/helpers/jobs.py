@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from transformers import BertModel
 
 from models.bert import BertInputs
-from tasks import generate
-from tasks.config import Config
-from tasks.train import Outcome, train
-from tasks.workers import Workers, workers
+from tasks.common.workers import Workers, workers
+from tasks.nlu import generator
+from tasks.nlu.configuration import Config
+from tasks.nlu.training_job import Outcome, train
 from tests.helpers.small_models import tiny_configuration
 
 TINY = {
@@ -67,7 +67,7 @@ def assert_same_weights(folder: Path, other: Path) -> None:
 
 def tiny_encoder(folder: Path) -> str:
     """A BERT of one layer that knows the words of the generator."""
-    inputs = BertInputs.from_words(generate.words())
+    inputs = BertInputs.from_words(generator.words())
     inputs.tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     BertModel(tiny_configuration(len(inputs.tokenizer), layers=1)).save_pretrained(folder)

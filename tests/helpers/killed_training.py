@@ -20,8 +20,9 @@ from transformers import BertConfig, BertModel
 
 from edpsgd import PrivateOptimizer
 from models.bert import BertInputs
-from tasks import checkpoints, train
-from tasks.training import Training
+from tasks import train
+from tasks.common import checkpoints
+from tasks.nlu.training_loop import Training
 from tests.helpers.common import Bag, private
 
 RANK = int(os.environ.get("HOROVOD_RANK") or os.environ.get("RANK") or 0)

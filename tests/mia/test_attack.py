@@ -14,10 +14,10 @@ from mia.attack import ATTACKS, Attacker, main
 from mia.candidates import candidates, open_run
 from mia.classifiers import CLASSIFIERS, membership
 from mia.metrics import evaluate
-from tasks.corpus import Corpus, Utterance
-from tasks.data import Data, read
-from tasks.examples import Labels
-from tasks.splits import Split, forms
+from tasks.nlu.corpus import Corpus, Utterance
+from tasks.nlu.dataset import Data, read
+from tasks.nlu.labels import Labels
+from tasks.nlu.splits import Split, forms
 from tests.helpers.jobs import run, tiny
 
 LABELS = Labels.of_slots(["call", "stop"], ["name"])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mia.phrases import PAPER, Canary, Configuration, Manifest, insert, insert_texts, make, parse, parse_rates
-from tasks.dictionary import Dictionary
-from tasks.users import RawUsers, UserData
+from tasks.language.dictionary import Dictionary
+from tasks.language.user_texts import RawUsers, UserData
 
 OFTEN, NEVER = Configuration(1.0, 1.0), Configuration(0.0, 0.0)
 NAMES = Dictionary(["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen"])

@@ -19,9 +19,10 @@ from mia.extraction import Tally, all_suffixes, beam_search, exposure, log_perpl
 from mia.phrases import FIRST, Canary, Configuration, Manifest, make
 from mia.secret_sharer import Result, main, measure, summary, table
 from models.language_model import LanguageModel
-from tasks.checkpoints import save_weights
-from tasks.dictionary import BOS, Dictionary
-from tasks.users import RawUsers, read_jsonl, windows, write_jsonl
+from tasks.common.checkpoints import save_weights
+from tasks.language.dictionary import BOS, Dictionary
+from tasks.language.readers import read_jsonl, write_jsonl
+from tasks.language.user_texts import RawUsers, windows
 
 WORDS = 11  # of the small models: 8 and the three special ones
 OFTEN, NEVER = Configuration(1.0, 1.0), Configuration(0.0, 0.0)

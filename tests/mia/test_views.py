@@ -12,9 +12,9 @@ from torchcrf import CRF
 from mia.views import TOP, VERSION, View, features, view
 from models.heads import Outputs
 from models.marginals import likelihood_and_marginals
-from tasks import generate
-from tasks.corpus import Corpus
-from tasks.run import build
+from tasks.nlu import generator
+from tasks.nlu.corpus import Corpus
+from tasks.nlu.new_model import build
 from tests.helpers.jobs import tiny as tiny_config
 from tests.helpers.small_models import TAGS, Said, batch, tiny
 
@@ -95,7 +95,7 @@ def test_features_are_sorted_and_say_nothing_of_padding() -> None:
 @pytest.mark.parametrize("kind", ["clc", "bert"])
 def test_every_utterance_gets_its_own_answer(kind, tmp_path) -> None:
     """Whatever the order of lengths, and for models with other labels the same number of features."""
-    corpus = Corpus(generate.utterances(150))
+    corpus = Corpus(generator.utterances(150))
     parts = build(tiny_config(tmp_path, model=kind), corpus, np.arange(150))
     rows = np.array([149, 3, 80, 3, 7])
     shown = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.workers import Workers
+from tasks.common.workers import Workers
 from tests.helpers.common import layers_of
 
 

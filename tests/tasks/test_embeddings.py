@@ -1,8 +1,7 @@
-"""Training word vectors from the command line: what is read, what is written, and what is refused."""
+"""Training word vectors from the command line: what is written, and what is refused."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +11,10 @@ from gensim.models.fasttext import load_facebook_vectors
 
 from models import vectors
 from tasks import embeddings
+from tasks.common import fasttext_vectors
+from tests.helpers.corpora import corpus
 
 SMALL = ["--dimension", "8", "--epochs", "2", "--buckets", "100", "--workers", "1"]
-
-
-def corpus(path: Path, lines: int = 200) -> Path:
-    """Sentences in which numbers stand beside numbers, and names beside names."""
-    rng = random.Random(0)
-    groups = [["one", "two", "three", "four"], ["Anna", "Omar", "Lena", "Raj"]]
-    path.write_text("".join(" ".join(rng.choices(groups[i % 2], k=6)) + "\n" for i in range(lines)), encoding="utf-8")
-    return path
 
 
 def run(text: Path, output: Path, *settings: str) -> int:
@@ -54,16 +47,6 @@ def test_text_file(tmp_path) -> None:
     np.testing.assert_allclose(found.table, vectors.load(tmp_path / "small.bin", scale=False).table, rtol=1e-4)
 
 
-def test_vectors_learn_what_stands_together(tmp_path) -> None:
-    """Each word is nearer to those of its own group than to those of the other."""
-    text = corpus(tmp_path / "text.txt", lines=1000)
-    model = embeddings.train(text, dimension=8, epochs=10, buckets=100, workers=1)
-    one, other = ["one", "two", "three", "four"], ["anna", "omar", "lena", "raj"]
-    within = np.mean([model.wv.similarity(a, b) for g in (one, other) for a in g for b in g if a < b])
-    across = np.mean([model.wv.similarity(a, b) for a in one for b in other])
-    assert within > across + 0.3
-
-
 def test_a_seed_gives_the_same_file(tmp_path) -> None:
     text = corpus(tmp_path / "text.txt")
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
@@ -71,29 +54,6 @@ def test_a_seed_gives_the_same_file(tmp_path) -> None:
     a, b, c = ((tmp_path / f"{name}.bin").read_bytes() for name in "abc")
     assert a == b
     assert a != c
-
-
-def test_min_count_and_folder(tmp_path) -> None:
-    """All .txt files in the order of their names, and nothing else; rare words are left out."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "b.txt").write_text("Two THREE\nthree\n")
-    (folder / "a.txt").write_text("\ufeffone two\n\nthree", encoding="utf-8")
-    (folder / "c.md").write_text("three three three two two two four four four four")
-    assert list(embeddings.Sentences(folder)) == [["one", "two"], ["three"], ["two", "three"], ["three"]]
-    model = embeddings.train(folder, dimension=4, epochs=1, buckets=10, workers=1)
-    assert {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key} == {"three": 3, "two": 2}
-
-
-def test_long_lines_are_read_to_the_end(tmp_path) -> None:
-    """gensim by itself would leave out what is beyond 10,000 words."""
-    (tmp_path / "text.txt").write_text("word " * 25_000)
-    assert [len(words) for words in embeddings.Sentences(tmp_path / "text.txt")] == [10_000, 10_000, 5_000]
-
-
-def test_only_line_feeds_end_a_line(tmp_path) -> None:
-    (tmp_path / "text.txt").write_bytes("a\x85b c\u2028d\r\ne\n".encode())
-    assert list(embeddings.Sentences(tmp_path / "text.txt")) == [["a", "b", "c", "d"], ["e"]]
 
 
 REFUSED = {
@@ -142,7 +102,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch) -> None
         Path(path).write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(embeddings, "save_facebook_model", stop)
+    monkeypatch.setattr(fasttext_vectors, "save_facebook_model", stop)
     (tmp_path / "old.bin").write_text("old")
     with pytest.raises(KeyboardInterrupt):
         run(corpus(tmp_path / "text.txt"), tmp_path / "old.bin")

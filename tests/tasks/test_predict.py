@@ -1,4 +1,4 @@
-"""Answers for programs and for people: order, places of slots, streams, and what is refused."""
+"""The command that answers: streams, a terminal, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,43 +10,19 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from models.bert import BERT, BertInputs
 from models.clc import ClcInputs
-from models.heads import IntentSlotModel, Prediction
 from models.vectors import WordVectors
-from tasks import generate, predict, run
-from tasks.config import Config
-from tasks.corpus import Corpus
-from tasks.examples import Labels
-from tests.helpers.small_models import tiny_configuration
-
-WORDS = ["call", "anna", "lee", "play", "[red]x[/red]"]
-LABELS = Labels(["other", "phone", "music"], ["O", "B-name", "I-name", "B-song", "I-song"])
-TAG_OF_ROW = [0, 0, 1, 2, 0, 3]  # anna lee is a name, and the one with brackets a song
-
-
-class ByRule(IntentSlotModel):
-    """Knows the tag of every word; the first word says the intent. The score of a tag is 0.9 minus a tenth of it."""
-
-    def __init__(self) -> None:
-        super().__init__(1, 3, 5, 0.0)
-        self.sizes: list[int] = []
-
-    def predict(self, batch, with_scores=False):
-        said = batch["rows"][batch["place"]].tolist()
-        self.sizes.append(len(said))
-        return [self._one(row[:length], with_scores) for row, length in zip(said, batch["lengths"], strict=True)]
-
-    def _one(self, rows: list[int], with_scores: bool) -> Prediction:
-        tags = [TAG_OF_ROW[row] for row in rows]
-        scores = [round(0.9 - tag / 10, 1) for tag in tags] if with_scores else []
-        return Prediction({1: 1, 4: 2}.get(rows[0], 0), 0.75, tags, scores)
+from tasks import predict
+from tasks.nlu import generator, new_model, prediction, run_folder
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus
+from tests.helpers.rule_model import LABELS, WORDS, ByRule, texts
 
 
 @pytest.fixture
-def parts(monkeypatch) -> run.Parts:
+def parts(monkeypatch) -> run_folder.Parts:
     """What the command loads, whatever the folder."""
-    parts = run.Parts(ByRule(), ClcInputs(WordVectors(WORDS, None, "list", 8)), LABELS)
+    parts = run_folder.Parts(ByRule(), ClcInputs(WordVectors(WORDS, None, "list", 8)), LABELS)
     monkeypatch.setattr(predict, "load", lambda folder: parts)
     return parts
 
@@ -78,81 +54,6 @@ class Screen(io.StringIO):
         return True
 
 
-# ---------------------------------------------------------------- answers
-
-
-def test_an_answer(parts) -> None:
-    [found] = predict.predict(parts, ["call anna lee"])
-    slot = {"type": "name", "value": "anna lee", "start": 5, "end": 13, "score": 0.7}  # the smaller of 0.8 and 0.7
-    assert found == {"text": "call anna lee", "intent": "phone", "score": 0.75, "slots": [slot]}
-
-
-@pytest.mark.parametrize(
-    ("text", "places"),
-    [
-        ("call anna lee", [(5, 13)]),
-        ("call  anna\tlee", [(6, 14)]),
-        ("  call anna  lee  ", [(7, 16)]),
-        ("anna play lee", [(0, 4), (10, 13)]),
-        ("anna lee anna", [(0, 8), (9, 13)]),
-        ("Ä🤖\u00a0anna\u2003 lee", [(3, 12)]),
-        ("call", []),
-    ],
-)
-def test_places_are_characters_of_the_text(parts, text, places) -> None:
-    """Blanks of all kinds and numbers are kept as they are; the end of the line is no part of the text."""
-    for end in ("", "\n", "\r\n"):
-        [found] = predict.predict(parts, [text + end])
-        assert found["text"] == text
-        assert [(slot["start"], slot["end"]) for slot in found["slots"]] == places
-        assert all(slot["value"] == text[slot["start"] : slot["end"]] for slot in found["slots"])
-
-
-def test_lines_without_words(parts) -> None:
-    found = list(predict.predict(parts, ["", "call", " \t \n", "\n", "play", ""]))
-    assert [one["intent"] for one in found] == [None, "phone", None, None, "music", None]
-    assert found[2] == {"text": " \t ", "intent": None, "score": None, "slots": []}
-    assert [one["intent"] for one in predict.predict(parts, ["", "\n"])] == [None, None]
-    assert list(predict.predict(parts, [])) == []
-
-
-def texts(number: int) -> list[str]:
-    """All different; longer ones and shorter ones in turns, and some without words."""
-    return [
-        "" if i % 5 == 4 else f"{['call', 'play', 'hm'][i % 3]} {i} " + "anna " * (i * 7 % 4) for i in range(number)
-    ]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 64])
-@pytest.mark.parametrize("chunk", [1, 3, 2048])
-def test_order_is_kept(parts, monkeypatch, chunk, batch_size) -> None:
-    monkeypatch.setattr(predict, "CHUNK", chunk)
-    found = list(predict.predict(parts, texts(20), batch_size))
-    assert [one["text"] for one in found] == texts(20)
-    for text, one in zip(texts(20), found, strict=True):
-        words = text.split()
-        assert one["intent"] == ({"call": "phone", "play": "music", "hm": "other"}[words[0]] if words else None)
-        assert len(one["slots"]) == text.count("anna")
-    assert max(parts.model.sizes) == min(chunk, batch_size, 16)
-
-
-def test_no_more_is_read_than_a_chunk(parts, monkeypatch) -> None:
-    monkeypatch.setattr(predict, "CHUNK", 3)
-    read = []
-
-    def endless() -> Iterator[str]:
-        while True:
-            read.append(1)
-            yield "call anna"
-
-    found = predict.predict(parts, endless())
-    counts = [(next(found), len(read))[1] for _ in range(7)]
-    assert counts == [3, 3, 3, 6, 6, 6, 9]
-
-
-# ---------------------------------------------------------------- the command
-
-
 def test_texts(parts, capsys) -> None:
     predict.main(["--run", "x", "--text", "call anna", "--text", "play Zürich", "--text", ""])
     found = answers(capsys)
@@ -170,7 +71,7 @@ def test_no_scores(parts, capsys) -> None:
 
 def test_file(parts, capsys, tmp_path, monkeypatch) -> None:
     """UTF-8 with a mark at its beginning, any ends of lines, and none after the last line."""
-    monkeypatch.setattr(predict, "CHUNK", 3)
+    monkeypatch.setattr(prediction, "CHUNK", 3)
     path = tmp_path / "said.txt"
     path.write_bytes(b"\xef\xbb\xbfcall anna\r\n\nplay \xc3\x9cber\ncall\xe2\x80\xa8anna\nplay")
     predict.main(["--run", "x", str(path)])
@@ -181,7 +82,7 @@ def test_file(parts, capsys, tmp_path, monkeypatch) -> None:
 
 
 def test_standard_input(parts, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(predict, "CHUNK", 3)
+    monkeypatch.setattr(prediction, "CHUNK", 3)
     said = [text.strip() for text in texts(10)]
     monkeypatch.setattr("sys.stdin", Keyboard("\n".join([*said, "call Zürich"]).encode()))
     predict.main(["--run", "x"])
@@ -251,8 +152,8 @@ def test_output_that_knows_ascii_only(parts, monkeypatch) -> None:
 
 def test_real_run_folder(tmp_path, capsys) -> None:
     """From the disk, in one process: what the model of the folder says."""
-    corpus = Corpus(generate.utterances(15, seed=1))
-    made = run.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
+    corpus = Corpus(generator.utterances(15, seed=1))
+    made = new_model.build(Config(private="off", hidden=8, layers=1, dimension=8), corpus, np.arange(15))
     made.save(tmp_path / "run")
     made.save_weights(tmp_path / "run")
     said = [" ".join(one.words) for one in corpus]
@@ -261,7 +162,7 @@ def test_real_run_folder(tmp_path, capsys) -> None:
     found = answers(capsys)
     made.model.eval()
     for text, one in zip(said, found, strict=True):
-        [alone] = predict.predict(made, [text])
+        [alone] = prediction.predict(made, [text])
         assert (one["text"], one["intent"]) == (text, alone["intent"])
         assert one["score"] == pytest.approx(alone["score"], abs=1e-5)
         assert [s["start"] for s in one["slots"]] == [s["start"] for s in alone["slots"]]
@@ -308,22 +209,11 @@ def test_text_that_is_not_utf8(parts, tmp_path, monkeypatch, capsys) -> None:
 
 
 def test_answers_before_a_bad_line_are_given(parts, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(predict, "CHUNK", 2)
+    monkeypatch.setattr(prediction, "CHUNK", 2)
     path = tmp_path / "said.txt"
     path.write_bytes(b"call anna\nplay lee\ncall\n\xff\n")
     assert ":4: the line is not UTF-8" in refused(str(path))
     assert [one["text"] for one in answers(capsys)] == ["call anna", "play lee"]
-
-
-def test_utterance_that_is_too_long(parts) -> None:
-    """The error says where to look, and nothing that was said."""
-    inputs = BertInputs(BertInputs.from_words(WORDS).tokenizer, most=6)
-    model = BERT(tiny_configuration(len(inputs.tokenizer)), 3, 5).eval()
-    said = ["call anna", "", "play", "call " * 5, "lee"]
-    found = predict.predict(run.Parts(model, inputs, LABELS), said, chunk=2)
-    assert [next(found)["text"] for _ in range(2)] == ["call anna", ""]
-    with pytest.raises(ValueError, match="^texts 3 to 4: 1 of 2 utterances have more .* longest 5$"):
-        next(found)
 
 
 def test_files_and_folders_that_there_are_not(parts, tmp_path, monkeypatch) -> None:

@@ -1,0 +1,1 @@
+"""What every kind of task needs: workers, settings, progress, checkpoints, files of text."""

@@ -1,0 +1,150 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON, whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from edpsgd import files
+
+_TENSOR = "tensor:"  # where a tensor was taken out of the JSON
+_TUPLE = "tuple"
+
+
+def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Writes a model's tensors, so that whoever looks finds the old file or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.unlink(missing_ok=True)
+        save_file({name: _copied(tensor) for name, tensor in state.items()}, temporary)
+        temporary.chmod(0o600)
+        _sync(temporary)
+        os.replace(temporary, path)
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(f"cannot write {path}: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same on the CPU in memory of its own: safetensors refuses tensors that share some."""
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """What save_weights wrote."""
+    try:
+        os.close(files.open_regular(path))  # load_file would wait for a FIFO
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"the weights {path} are damaged: {error}") from None
+
+
+def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any]) -> Path:
+    """Writes a checkpoint into a folder of its own, and then removes older ones."""
+    files.make_private(folder)
+    temporary, final = folder / ".new", _free_name(folder, step)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    try:
+        save_weights(temporary / "weights.safetensors", model)
+        tensors: dict[str, torch.Tensor] = {}
+        content = {"step": step, "optimizer": _take_tensors(optimizer, tensors), "state": state}
+        save_weights(temporary / "optimizer.safetensors", tensors)
+        files.write_text(temporary / "state.json", json.dumps(content))
+        _sync(temporary)
+        os.replace(temporary, final)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for old in _all(folder):
+        if old != final:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load(folder: Path) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
+    """The last checkpoint of a folder: the model's tensors, the optimizer's state and the job's."""
+    found = latest(folder)
+    if found is None:
+        raise ValueError(f"there is no checkpoint in {folder}")
+    try:
+        content = files.read_json(found / "state.json", files.LARGE)
+        tensors = load_weights(found / "optimizer.safetensors")
+        weights = load_weights(found / "weights.safetensors")
+        return weights, _put_tensors(content["optimizer"], tensors), content["state"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"the checkpoint {found} is damaged: {error!r}") from None
+
+
+def latest(folder: Path) -> Path | None:
+    """The last checkpoint of a folder, None if there is none."""
+    return max(_all(folder), default=None)
+
+
+def last_step(folder: Path) -> int:
+    """The step of the last checkpoint, by the name of its folder; 0 if there is none."""
+    found = latest(folder)
+    return 0 if found is None else int(found.name.split("-")[1])
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    """A second checkpoint of the same step never takes the place of the first before it is whole."""
+    name = f"step-{step:09d}"
+    same = max(folder.glob(f"{name}*"), default=None)
+    if same is None:
+        return folder / name
+    number = int(same.name[len(name) + 1 :] or 0)  # that of the first is not written
+    return folder / f"{name}-{number + 1:03d}"
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"))
+
+
+def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The same without tensors, which go into the dictionary; JSON knows neither int keys nor tuples."""
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return _TENSOR + name
+    if isinstance(value, str) and value.startswith(_TENSOR):
+        raise ValueError(f"a state must not hold texts that begin with {_TENSOR!r}")
+    if isinstance(value, Mapping):
+        return {"items": [[_take_tensors(k, tensors), _take_tensors(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_take_tensors(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return [_take_tensors(item, tensors) for item in value]
+    return value
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """What _take_tensors was given, of JSON and tensors."""
+    if isinstance(value, str) and value.startswith(_TENSOR):
+        return tensors[value[len(_TENSOR) :]]
+    if isinstance(value, dict) and _TUPLE in value:
+        return tuple(_put_tensors(item, tensors) for item in value[_TUPLE])
+    if isinstance(value, dict):
+        return {_put_tensors(k, tensors): _put_tensors(v, tensors) for k, v in value["items"]}
+    if isinstance(value, list):
+        return [_put_tensors(item, tensors) for item in value]
+    return value
+
+
+def _sync(path: Path) -> None:
+    """To the disk, not only to the operating system."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,48 @@
+"""A run folder before training: a new one, or that of a run that goes on, whose ledger must be whole."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from edpsgd import Ledger, LedgerError, files
+from tasks.common import checkpoints, progress
+from tasks.common.workers import Workers
+
+WEIGHTS, LEDGER = "weights.safetensors", "ledger.jsonl"
+
+
+def new_folder(output: str | None, name: str, team: Workers) -> Path:
+    """The folder of a new run, which holds none yet; worker 0 says where."""
+    folder = Path(team.collective.gather(output or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")[0])
+    team.on_first(lambda: _check_unused(folder))
+    return folder
+
+
+def _check_unused(folder: Path) -> None:
+    """The configuration is the last that is written before training, and the ledger the first in it."""
+    if (folder / "config.yaml").exists():
+        raise ValueError(f"{folder} holds a run: go on with --resume {folder}, or name another --output")
+    if any((folder / name).exists() for name in (WEIGHTS, LEDGER)):
+        raise ValueError(f"{folder} holds weights or a ledger without a config.yaml: name another --output")
+
+
+def open_again(folder: Path, has_ledger: bool) -> None:
+    """Before a run goes on: nothing in its folder makes it wait, nobody else reads it, and its ledger is whole."""
+    files.check_tree(folder)
+    files.make_private(folder, with_content=True)
+    if has_ledger:
+        _check_ledger(folder)
+
+
+def _check_ledger(folder: Path) -> None:
+    """Every step is in the ledger before it is taken, so that no other file of the run can know of more."""
+    path = folder / LEDGER
+    ledger = Ledger.read(path) if path.exists() else Ledger()
+    charged = sum(event.steps for event in ledger.events if event.kind == "gradients")
+    taken = max(checkpoints.last_step(folder / "checkpoints"), progress.last_step(folder))
+    if charged < taken:
+        raise LedgerError(
+            f"{path} holds {charged} steps, and the run has taken {taken}: it was cut, deleted, or taken from an "
+            "older copy. Restore it: without it nobody knows what the training has cost"
+        )

@@ -1,0 +1,1 @@
+"""Intents and slots of utterances: corpora, examples, training, run folders, predictions."""

@@ -1,0 +1,149 @@
+"""New models: word lists and labels, public or of the training set, and what no noise covers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer, BertModel
+
+from tasks.nlu import generator, new_model, run_folder
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus, Utterance
+from tests.helpers.run_folders import SMALL, saved
+from tests.helpers.small_models import ENCODER, tiny_configuration
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return Corpus(generator.utterances(60, seed=2))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> str:
+    """A tiny BERT with the wordpieces of MiniLM."""
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = AutoTokenizer.from_pretrained(ENCODER)
+    tokenizer.save_pretrained(folder)
+    BertModel(tiny_configuration(len(tokenizer), layers=1)).save_pretrained(folder)
+    return str(folder)
+
+
+def test_word_list_has_the_training_rows_only() -> None:
+    said = [Utterance((word, "Now"), ("O", "O"), "x") for word in ("Zeta", "eta", "theta")]
+    config = Config(**SMALL, vocabulary="training-set")
+    parts = new_model.build(config, Corpus(said), np.array([2, 0]))
+    assert parts.inputs.vectors.words == ["now", "theta", "zeta"]
+
+
+def test_word_list_of_a_file(corpus, tmp_path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("call\nanna call\n", encoding="utf-8")
+    parts = new_model.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+    assert parts.inputs.vectors.words == ["call", "anna"]
+    assert parts.model.words.weight.shape == (3, 8)
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="words.txt is empty"):
+        new_model.build(Config(**SMALL, vocabulary=str(path)), corpus, np.arange(40))
+    for bad in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(ValueError, match="cannot read the word list"):
+            new_model.build(Config(**SMALL, vocabulary=str(bad)), corpus, np.arange(40))
+
+
+def test_vectors_and_pretrained_are_not_mixed_up(corpus, encoder) -> None:
+    for wrong in ({"model": "clc", "pretrained": encoder}, {"model": "bert", "vectors": encoder}):
+        with pytest.raises(ValueError, match=f"for clc and pretrained is for bert, and the model is {wrong['model']}"):
+            new_model.build(Config(**SMALL, **wrong), corpus, np.arange(40))
+
+
+# ---------------------------------------------------------------- labels
+
+SAID = Corpus(
+    [
+        Utterance(("call", "anna"), ("O", "B-name"), "phone"),
+        Utterance(("at", "nine"), ("O", "B-time"), "clock"),
+        Utterance(("at", "home"), ("O", "B-place"), "map"),
+    ]
+)
+
+
+def with_labels(tmp_path: Path, content: str | bytes) -> run_folder.Parts:
+    path = tmp_path / "labels.json"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return new_model.build(Config(**SMALL, labels=str(path)), SAID, np.array([0, 1]))
+
+
+def test_labels_of_a_file(tmp_path) -> None:
+    """More than the training set has is no harm; what only other rows have may lack; the order makes no difference."""
+    content = {"intents": ["phone", "clock", "rain"], "slots": ["time", "name", "name"]}
+    parts = with_labels(tmp_path, json.dumps(content))
+    assert parts.labels.intents == ["clock", "phone", "rain"]
+    assert parts.labels.tags == ["O", "B-name", "I-name", "B-time", "I-time"]
+    saved(parts, tmp_path / "run")
+    assert run_folder.load(tmp_path / "run").labels == parts.labels
+
+
+def test_labels_of_the_training_set() -> None:
+    parts = new_model.build(Config(**SMALL), SAID, np.array([0, 1]))
+    assert parts.labels.intents == ["clock", "phone"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "stated"),
+    [
+        ({}, {"the label set"}),
+        ({"labels": "labels.json"}, set()),
+        ({"vocabulary": "training-set"}, {"the label set", "the word list"}),
+        ({"vocabulary": "training-set", "vectors": "some.vec"}, {"the label set"}),
+        ({"vocabulary": "words.txt", "labels": "labels.json"}, set()),
+        ({"seed": 1}, {"the label set", "whoever reads config.yaml or checkpoints/"}),
+    ],
+)
+def test_what_no_noise_covers(settings, stated) -> None:
+    """By how each statement begins; logs and counts are in every run folder."""
+    always = {"metrics.jsonl, tensorboard/ and checkpoints/", "data.json and the number of training utterances"}
+    found = new_model.not_covered(Config(**{**SMALL, **settings}))
+    assert {text.partition(":")[0] for text in found} == stated | always
+
+
+@pytest.mark.parametrize(
+    ("intents", "slots", "lacking"),
+    [
+        (["phone"], ["name", "time"], "1 intents and 0 slots"),
+        (["phone", "clock"], ["time"], "0 intents and 1 slots"),
+        ([], [], "2 intents and 2 slots"),
+    ],
+)
+def test_labels_that_lack_some(tmp_path, intents, slots, lacking) -> None:
+    """The error counts, and names none: the labels of the training set may be private."""
+    with pytest.raises(ValueError, match=f"labels.json lack {lacking} of the training set") as error:
+        with_labels(tmp_path, json.dumps({"intents": intents, "slots": slots}))
+    assert not any(name in str(error.value).replace(str(tmp_path), "") for name in ("phone", "clock", "name", "time"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        '{"intents": ["phone"]}',
+        '{"intents": "phone", "slots": []}',
+        '{"intents": ["phone", 7], "slots": []}',
+        '{"intents": ["phone", ""], "slots": []}',
+        '{"intents": {"phone": 1}, "slots": []}',
+        b'{"intents": ["ph\xffone"], "slots": []}',
+    ],
+)
+def test_malformed_labels(tmp_path, content) -> None:
+    with pytest.raises(ValueError, match="labels.json must be JSON with the lists intents and slots: ") as error:
+        with_labels(tmp_path, content)
+    assert "phone" not in str(error.value)
+
+
+def test_labels_file_that_there_is_not(tmp_path) -> None:
+    with pytest.raises(ValueError, match="none.json must be JSON with the lists intents and slots"):
+        new_model.build(Config(**SMALL, labels=str(tmp_path / "none.json")), SAID, np.array([0, 1]))
