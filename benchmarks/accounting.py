@@ -20,7 +20,7 @@ import numpy as np
 import scipy
 from dp_accounting import pld as dp_pld
 
-from benchmarks import results
+from benchmarks.harness import results
 from edpsgd import LinearDecay, accounting
 from edpsgd.accounting import pld
 from edpsgd.accounting.pld import Composition, Steps

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
 from mia.views import BATCH, view
 from models.heads import Prediction
 from tasks import generate, run

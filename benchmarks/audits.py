@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import results
+from benchmarks.harness import results
 from edpsgd.distributed.launchers import resolve
 from mia.mechanism import Setup, audit_mechanism
 

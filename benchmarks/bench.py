@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import report, results
+from benchmarks.harness import results
+from benchmarks.report import render
 
 NAMES = (
     "audits", "accounting", "exposure", "attack_cost", "data_loading", "step_time", "epoch_time", "recipes",
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shutil.rmtree(results.REDUCED, ignore_errors=True)
     start = time.monotonic()
     rows = [run(name) for name in NAMES]
-    report.main(["--results", str(results.REDUCED), "--out", str(results.REDUCED)])
+    render.write_report(results.REDUCED, results.REDUCED)
     minutes = (time.monotonic() - start) / 60
     found = {"command": "make bench", "minutes": minutes, "machine": results.machine(), "rows": rows}
     results.save(flags.out, "bench", found, page(found))

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
 from tasks import generate, run
 from tasks.config import Config
 from tasks.corpus import Corpus

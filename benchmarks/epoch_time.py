@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 import edpsgd
-from benchmarks import on_workers, results
-from benchmarks.contenders import PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
-from benchmarks.epoch_page import page
-from benchmarks.epoch_rows import (
+from benchmarks.harness import on_workers, results
+from benchmarks.harness.contenders import PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
+from benchmarks.harness.epoch_rows import (
     BATCH,
     MANY,
     MODELS,
@@ -41,6 +40,7 @@ from benchmarks.epoch_rows import (
     generated,
     in_portions,
 )
+from benchmarks.report.epoch_page import page
 from benchmarks.step_time import peak, step_parts
 from models.bert import BertInputs
 from tasks import run

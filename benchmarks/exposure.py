@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
 from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, rank
 from mia.phrases import Canary, Configuration, make
 from mia.secret_sharer import SUFFIXES

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
-from benchmarks.results import machine
-from benchmarks.trainings import final
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
+from benchmarks.harness.trainings import final
 from mia import shadows
 from mia.attack import ATTACKS, Attacker
 from mia.candidates import Run, candidates, open_run

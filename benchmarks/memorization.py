@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
 from edpsgd import files
 from edpsgd.ledger.guarantee import format_epsilon
 from mia.phrases import Configuration, insert_texts, make

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import epoch_page, membership, memorization, recipes, results, step_time, tradeoff_page, utility
+from benchmarks import membership, memorization, recipes, step_time, utility
+from benchmarks.harness import results
+from benchmarks.report import epoch_page, tradeoff_page
 
 HERE = Path(__file__).parent
 WHAT = {  # by their results: what commands measure

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results, trainings
+from benchmarks.harness import results, trainings
 
 DELTA = 1e-4
 _CONDITIONS = (

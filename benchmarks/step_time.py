@@ -26,8 +26,8 @@ import numpy.typing as npt
 import torch
 
 import edpsgd
-from benchmarks import on_workers, results
-from benchmarks.contenders import NAMES, PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
+from benchmarks.harness import on_workers, results
+from benchmarks.harness.contenders import NAMES, PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
 from edpsgd.mechanism import buffers, clipping
 from edpsgd.per_example import UnitGradients
 from edpsgd.per_example.engine import SELDOM

@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import recipes, results, trainings
+from benchmarks import recipes
+from benchmarks.harness import results, trainings
 from benchmarks.membership import PAPER as PAPER_AUC
 from benchmarks.membership import SHADOW, shadow_attack
-from benchmarks.tradeoff_page import page
+from benchmarks.report.tradeoff_page import page
 from benchmarks.utility import ALLOWED, DELTA, GRID, TUNED
 from benchmarks.utility import PAPER as PAPER_SER
 from edpsgd import Ledger, accounting

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import results, trainings
-from benchmarks.results import machine
+from benchmarks.harness import results, trainings
+from benchmarks.harness.results import machine
 from edpsgd import accounting, files
 from edpsgd.ledger.guarantee import format_epsilon
 from edpsgd.schedules import parse_decay

@@ -16,10 +16,11 @@ import torch
 from scipy.stats import norm
 
 import edpsgd
-from benchmarks import bench, report
+from benchmarks import bench
+from benchmarks.harness.results import RESULTS, load
 from benchmarks.membership import noise
 from benchmarks.readme import TABLES, WHAT, updated
-from benchmarks.results import RESULTS, load
+from benchmarks.report import render
 from benchmarks.utility import PAPER
 from edpsgd import accounting, cli
 from mia.attack import main as attack
@@ -117,10 +118,10 @@ def test_what_single_examples_buy() -> None:
 
 def test_the_report_is_that_of_the_results() -> None:
     """Its text, and what is drawn; how it is drawn depends on the machine's fonts."""
-    built = report.build(report.collect(RESULTS))
-    assert (RESULTS / "report.md").read_text(encoding="utf-8") == report.markdown(built)
+    built = render.build(render.collect(RESULTS))
+    assert (RESULTS / "report.md").read_text(encoding="utf-8") == render.markdown(built)
     page = (RESULTS / "report.html").read_text(encoding="utf-8")
-    again, drawn, digest = report.html(built), re.compile(r"<svg .*?</svg>", re.DOTALL), r'<svg [^>]*data-drawn="(\w+)"'
+    again, drawn, digest = render.html(built), re.compile(r"<svg .*?</svg>", re.DOTALL), r'<svg [^>]*data-drawn="(\w+)"'
     assert drawn.sub("", page) == drawn.sub("", again)
     assert re.findall(digest, page) == re.findall(digest, again)
     assert len(set(re.findall(digest, page))) == len(drawn.findall(page)) >= 10
@@ -128,7 +129,7 @@ def test_the_report_is_that_of_the_results() -> None:
 
 @pytest.mark.parametrize("name", WHAT)
 def test_every_page_is_that_of_its_results(name) -> None:
-    module = {"tradeoff": "tradeoff_page", "epoch_time": "epoch_page"}.get(name, name)
+    module = {"tradeoff": "report.tradeoff_page", "epoch_time": "report.epoch_page"}.get(name, name)
     page = import_module(f"benchmarks.{module}").page
     assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == page(load(name))
 

@@ -6,11 +6,12 @@ import itertools
 
 import pytest
 
-from benchmarks import cost_model, epoch_time, results
-from benchmarks.epoch_page import page, readme_table
-from benchmarks.epoch_rows import MANY, in_portions, summarise
-from benchmarks.epoch_rows import figures as figures_of
+from benchmarks import epoch_time
 from benchmarks.epoch_time import spread
+from benchmarks.harness import cost_model, results
+from benchmarks.harness.epoch_rows import MANY, in_portions, summarise
+from benchmarks.harness.epoch_rows import figures as figures_of
+from benchmarks.report.epoch_page import page, readme_table
 
 
 def steps(seconds, turns=(0,)) -> dict:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report, report_sections
+from benchmarks.report import render, sections
+from benchmarks.report.__main__ import main
 
 MACHINE = {"processor": "Quick <b>&amp; Cheap", "cores": 6, "python": "3.11.7", "torch": "2.99.0"}
 ABOUT = {"minutes": 12.4, "machine": MACHINE}
@@ -235,7 +236,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[str, str]:
     folder = write_results(tmp_path_factory.mktemp("results"))
-    report.main(["--results", str(folder), "--out", str(folder / "new" / "folder")])
+    main(["--results", str(folder), "--out", str(folder / "new" / "folder")])
     return tuple(
         (folder / "new" / "folder" / name).read_text(encoding="utf-8") for name in ("report.html", "report.md")
     )
@@ -275,19 +276,19 @@ def test_tables_are_the_same(built) -> None:
 
 def test_no_epsilon_without_its_condition(tmp_path) -> None:
     """Where seeds are public, or examples were clipped in one pass, whoever prints ε says so."""
-    found = report.collect(write_results(tmp_path))
+    found = render.collect(write_results(tmp_path))
     for section, has_one_pass in (("tradeoff", True), ("frontier", True), ("recipes", True), ("memorization", False)):
         source = "tradeoff" if section == "frontier" else section
-        blocks = list(getattr(report_sections, section)(found[source]))
+        blocks = list(getattr(sections, section)(found[source]))
         [table] = [block for block in blocks if hasattr(block, "columns")]
         assert "secret" in table.caption
         assert ("compared with autograd" in table.caption) == has_one_pass
 
 
 def test_a_table_that_is_not_complete_says_so(tmp_path) -> None:
-    found = report.collect(write_results(tmp_path))["tradeoff"]
+    found = render.collect(write_results(tmp_path))["tradeoff"]
     for is_complete in (True, False):
-        blocks = report_sections.tradeoff({**found, "is_complete": is_complete})
+        blocks = sections.tradeoff({**found, "is_complete": is_complete})
         [table] = [block for block in blocks if hasattr(block, "columns")]
         assert ("Not complete" in table.caption) != is_complete
 
@@ -326,7 +327,7 @@ def test_text_of_results_is_escaped(built) -> None:
     assert "Quick <b>&amp; Cheap" in Page(built[0]).words
     assert not any("<b>" in text for text in built)
     assert "What had to change: BERT, ATIS *: CRF in float64 | no tied weights" in built[1]
-    assert report.Table("Caption.", ["a | b"], {"text": str}).markdown()[-1] == r"| a \| b |"
+    assert render.Table("Caption.", ["a | b"], {"text": str}).markdown()[-1] == r"| a \| b |"
 
 
 def test_nothing_is_loaded(built) -> None:
@@ -338,16 +339,16 @@ def test_nothing_is_loaded(built) -> None:
 @pytest.mark.parametrize("missing", RESULTS)
 def test_what_is_missing_is_said(missing) -> None:
     found = {name: make() for name, make in RESULTS.items() if name != missing}
-    sections = [section for section in report.SECTIONS if section.source == missing]
+    sections = [section for section in render.SECTIONS if section.source == missing]
     assert sections
     for section in sections:
-        [block] = report.content(section, found)
+        [block] = render.content(section, found)
         assert block.markdown() == [f"{MISSING}`python -m benchmarks.{missing}` measures it."]
-    assert not any(f"{missing}.json" in headline.source for headline in report.headlines(found))
+    assert not any(f"{missing}.json" in headline.source for headline in render.headlines(found))
 
 
 def test_nothing_measured(tmp_path) -> None:
-    report.main(["--results", str(tmp_path), "--out", str(tmp_path)])
+    main(["--results", str(tmp_path), "--out", str(tmp_path)])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count(MISSING) == 10
     assert "<svg" not in page
@@ -361,27 +362,27 @@ def _without_plain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_row_beyond_what_is_allowed_is_marked(tmp_path) -> None:
-    found = report.collect(write_results(tmp_path))
+    found = render.collect(write_results(tmp_path))
     assert "†" not in _table_1(found)
     found["tradeoff"]["table"][1]["is_allowed"] = False
     assert _table_1(found).count("†") == 1
 
 
 def _table_1(found: dict[str, Any]) -> str:
-    return "\n".join(next(report_sections.tradeoff(found["tradeoff"])).markdown()[1:])
+    return "\n".join(next(sections.tradeoff(found["tradeoff"])).markdown()[1:])
 
 
 def test_parts_that_may_be_empty(tmp_path) -> None:
     write_results(tmp_path)
-    found = report.collect(tmp_path)
-    assert "plain training was not run" in report.html(report.build(_without_plain(found)))
+    found = render.collect(tmp_path)
+    assert "plain training was not run" in render.html(render.build(_without_plain(found)))
     found["epoch_time"] |= {"cost_model": {}, "memory": [], "rows": [_epochs("clc", "ATIS", None)]}
     found["tradeoff"]["frontier"] = None
     for row in found["tradeoff"]["table"]:
         row["paper"] = None
         for run in row["runs"]:
             run |= {"auc": None, "roc": None, "real_share": None}
-    page = report.html(report.build(found))
+    page = render.html(render.build(found))
     assert page.count("<svg") == 1 + 2 + 2 + 1
     assert page.count("Not part of this measurement.") == 2
     assert page.count(MISSING) == 1
@@ -390,17 +391,17 @@ def test_parts_that_may_be_empty(tmp_path) -> None:
 def test_other_formats_are_named(tmp_path) -> None:
     (tmp_path / "step_time.json").write_text('{"machine": {}, "rows": [{"model": "bert"}], "names": {}}')
     with pytest.raises(ValueError, match=r"step_time.json has no 'contenders'"):
-        report.main(["--results", str(tmp_path), "--out", str(tmp_path)])
+        main(["--results", str(tmp_path), "--out", str(tmp_path)])
 
 
 def test_raw_scales_are_told() -> None:
     found, warning = tradeoff(), "not covered by any ε"
-    assert warning in next(report_sections.tradeoff(found)).caption
+    assert warning in next(sections.tradeoff(found)).caption
     for row in found["table"]:
         row["settings"].pop("layer_scaling", None)
-    assert warning not in next(report_sections.tradeoff(found)).caption
+    assert warning not in next(sections.tradeoff(found)).caption
 
 
 def test_deterministic(built, tmp_path) -> None:
-    again = report.build(report.collect(write_results(tmp_path)))
-    assert (report.html(again), report.markdown(again)) == built
+    again = render.build(render.collect(write_results(tmp_path)))
+    assert (render.html(again), render.markdown(again)) == built

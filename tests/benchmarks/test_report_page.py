@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
-from benchmarks.results import RESULTS
+from benchmarks.harness.results import RESULTS
+from benchmarks.report import render
+from benchmarks.report.__main__ import main
 from tests.benchmarks.test_report import write_results
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def address(tmp_path_factory) -> str:
     folder = write_results(tmp_path_factory.mktemp("results"))
-    report.main(["--results", str(folder), "--out", str(folder)])
+    main(["--results", str(folder), "--out", str(folder)])
     return (folder / "report.html").as_uri()
 
 
@@ -127,7 +128,7 @@ def _messages(page: Any) -> list[str]:
 
 
 def test_structure(page) -> None:
-    assert page.title == report.TITLE
+    assert page.title == render.TITLE
     assert page.execute_script("return document.documentElement.lang") == "en"
     assert page.execute_script("return document.querySelectorAll('h1').length") == 1
     assert page.execute_script(

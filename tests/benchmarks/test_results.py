@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results, trainings
+from benchmarks.harness import results, trainings
 
 
 def counted(pieces: dict) -> dict:
@@ -245,7 +245,7 @@ def test_two_threads_do_not_train_in_one_folder(tmp_path, monkeypatch) -> None:
 
 _ONE_OF_TWO = """
 import pathlib, sys
-from benchmarks import trainings
+from benchmarks.harness import trainings
 folder = pathlib.Path(sys.argv[1])
 
 def job(command, **_):

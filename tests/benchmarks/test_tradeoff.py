@@ -13,7 +13,9 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from benchmarks import recipes, results, tradeoff, trainings
+from benchmarks import recipes, tradeoff
+from benchmarks.harness import results, trainings
+from benchmarks.report.tradeoff_page import page
 from benchmarks.tradeoff import (
     DECAYS,
     GRID,
@@ -33,7 +35,6 @@ from benchmarks.tradeoff import (
     works,
 )
 from benchmarks.tradeoff import figures as figures_of
-from benchmarks.tradeoff_page import page
 from edpsgd.schedules import parse_decay
 from mia.metrics import Estimate
 from tasks.config import Config, parse

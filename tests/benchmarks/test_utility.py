@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.results import RESULTS
+from benchmarks.harness.results import RESULTS
 from benchmarks.utility import DECAYS, FIRST, GRID, Search, all_private, page
 
 

@@ -1,21 +1,18 @@
-"""One page with all evidence: `python -m benchmarks.report` writes report.html and report.md from the results.
-
-Every figure comes from the JSON files of the benchmarks. What was not measured is named, with the command for it.
-"""
+"""Makes one page of all results, as HTML and as Markdown."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from benchmarks.report_blocks import Block, Found, Plots, Section, Table, Text, as_html, as_markdown, made, place
-from benchmarks.report_sections import SECTIONS
-from benchmarks.results import RESULTS, load
+from benchmarks.harness.results import load
+from benchmarks.report.blocks import Block, Found, Plots, Section, Table, Text, as_html, as_markdown, made, place
+from benchmarks.report.sections import SECTIONS
 
+TEMPLATE = Path(__file__).with_name("template.html")
 TITLE = "What private training costs, and what it protects"
 LEAD = (
     "All measurements of `edpsgd`, a differentially private optimizer for PyTorch and Horovod, with the command, "
@@ -150,7 +147,7 @@ def html(report: Report) -> str:
         ),
         "sections": "\n".join(sections),
     }
-    return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(parts)
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(parts)
 
 
 def markdown(report: Report) -> str:
@@ -165,17 +162,9 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="folder of the figures")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the report")
-    flags = parser.parse_args(arguments)
-    report = build(collect(flags.results))
-    flags.out.mkdir(parents=True, exist_ok=True)
+def write_report(results: Path, out: Path) -> None:
+    """Writes report.html and report.md on the results of a folder into another one."""
+    report = build(collect(results))
+    out.mkdir(parents=True, exist_ok=True)
     for name, text in (("report.html", html(report)), ("report.md", markdown(report))):
-        (flags.out / name).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        (out / name).write_text(text, encoding="utf-8")

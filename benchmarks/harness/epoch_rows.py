@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import cost_model, results
-from benchmarks.contenders import CHANGES, NAMES
+from benchmarks.harness import cost_model, results
+from benchmarks.harness.contenders import CHANGES, NAMES
 
 BATCH, WORKERS = 32, 2
 WARM_UP, PART_WARM_UP = 3, 8  # steps that are not counted; more in parts of an epoch, none of which begins a training

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
-from benchmarks.report_plots import shown
-from benchmarks.results import table
+from benchmarks.harness.results import table
+from benchmarks.report.plots import shown
 from edpsgd.escaping import visible
 
 Found = dict[str, Any]

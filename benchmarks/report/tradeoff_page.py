@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import results
+from benchmarks.harness import results
 
 ABOUT_MODELS = "BERT is MiniLM, CLC has the vectors of its word pieces, frozen; random split, another for each seed."
 SEARCH = (

@@ -19,7 +19,7 @@ import torch
 
 from edpsgd.ledger.guarantee import format_epsilon
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 REDUCED = Path("runs/bench")
 _PACKAGES = ("torch", "horovod", "transformers", "opacus", "dp-accounting", "numpy", "edpsgd")
 

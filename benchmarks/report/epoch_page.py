@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import cost_model, results
-from benchmarks.contenders import CHANGES, NAMES
-from benchmarks.epoch_rows import MANY, MODELS, OURS, PART_WARM_UP, WARM_UP, WORKERS
+from benchmarks.harness import cost_model, results
+from benchmarks.harness.contenders import CHANGES, NAMES
+from benchmarks.harness.epoch_rows import MANY, MODELS, OURS, PART_WARM_UP, WARM_UP, WORKERS
 
 
 def page(found: dict[str, Any]) -> str:

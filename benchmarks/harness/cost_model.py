@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.results import table
+from benchmarks.harness.results import table
 
 WORKERS = (2, 4, 8, 16, 32, 64)
 _NORM = ("norm", "scale", "ledger")

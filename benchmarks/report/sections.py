@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks import report_plots as plots
 from benchmarks.audits import NEIGHBOURS, VERDICT
-from benchmarks.epoch_page import ABOUT_PEERS
+from benchmarks.harness.results import epsilon
 from benchmarks.membership import intervals
-from benchmarks.report_blocks import (
+from benchmarks.report import plots as plots
+from benchmarks.report.blocks import (
     Block,
     Found,
     Plots,
@@ -22,9 +22,9 @@ from benchmarks.report_blocks import (
     place,
     within,
 )
-from benchmarks.report_plots import audit_name, shown, unit_name
-from benchmarks.results import epsilon
-from benchmarks.tradeoff_page import ABOUT_MODELS, SEARCH, about_delta, about_precision, about_seeds
+from benchmarks.report.epoch_page import ABOUT_PEERS
+from benchmarks.report.plots import audit_name, shown, unit_name
+from benchmarks.report.tradeoff_page import ABOUT_MODELS, SEARCH, about_delta, about_precision, about_seeds
 
 _SECRET = "on condition that the seed is secret, which it is not here"
 _ONE_PASS = "on condition that examples lie in all batches as in those that were compared with autograd"
