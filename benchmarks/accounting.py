@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -21,13 +20,13 @@ import scipy
 from dp_accounting import pld as dp_pld
 
 from benchmarks.harness import results
-from edpsgd import LinearDecay, accounting
+from benchmarks.harness.settings import DECAY, DELTA, EPOCHS, STEPS, TARGET
+from benchmarks.report.render import page
+from edpsgd import accounting
 from edpsgd.accounting import pld
 from edpsgd.accounting.pld import Composition, Steps
 
 RATES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
-EPOCHS, STEPS, DELTA, TARGET = 100, 1000, 1e-5, 1.0
-DECAY = LinearDecay(0.02)
 NOISE = (1.0, 4.0)  # multipliers of the first epoch
 
 
@@ -110,66 +109,6 @@ def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> dict[str, floa
     }
 
 
-def table(head: str, rows: list[str]) -> str:
-    """A Markdown table."""
-    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
-
-
-def page(report: dict[str, Any]) -> str:
-    """The report for people."""
-    about, exact, theirs = report["machine"], report["without_sampling"], report["dp_accounting"]
-    whole = table(
-        "| q | z of the first epoch | ε | seconds | above the finer grid |",
-        [
-            f"| {r['rate']:g} | {r['noise']:g} | {r['epsilon']:.6g} | {r['seconds']:.3f} | {r['above']:.1e} |"
-            for r in report["epsilon"]
-        ],
-    )
-    calibrated = table(
-        "| q | z of the first epoch | its ε | seconds |",
-        [
-            f"| {r['rate']:g} | {r['noise']:.6g} | {r['epsilon']:.6g} | {r['seconds']:.3f} |"
-            for r in report["calibration"]
-        ],
-    )
-    growth = table(
-        "| q | seconds for all | slowest | from scratch | slowest | largest difference |",
-        [
-            f"| {r['rate']:g} | {r['seconds']:.2f} | {r['slowest']:.3f} | {r['seconds_anew']:.2f} | "
-            f"{r['slowest_anew']:.3f} | {r['difference']:.1e} |"
-            for r in report["growth"]
-        ],
-    )
-    compared = table(
-        "| | ε | seconds per noise level |",
-        [
-            f"| {name} | {theirs[prefix + 'epsilon']:.6g} | {theirs[prefix + 'seconds_per_level']:.3f} |"
-            for name, prefix in (("dp-accounting", "dp_accounting_"), ("edpsgd", ""))
-        ],
-    )
-    parts = [
-        "# Time and accuracy of the accountant",
-        f"Made by `{report['command']}` in {report['minutes']:.0f} minutes on {about['cores']} cores of "
-        f"{about['processor']}; Python {about['python']}, NumPy {about['numpy']}, SciPy {about['scipy']}, "
-        f"dp-accounting {about['dp_accounting']}.",
-        f"{EPOCHS} epochs of {STEPS} steps, linear decay with τ = {DECAY.tau:g}, δ = {DELTA:g}.",
-        "## ε of a whole training",
-        "The distance is relative, to a grid with a sixteenth of the tolerance. Without sampling (q = 1) it is exact.",
-        whole,
-        f"## Noise for ε = {TARGET:g}",
-        calibrated,
-        "## Without sampling",
-        f"ε of {EPOCHS} epochs takes {exact['epsilon_ms']:.3f} ms (the slowest of 201: "
-        f"{exact['epsilon_slowest_ms']:.3f} ms), calibration {exact['calibrate_ms']:.2f} ms.",
-        f"## ε after each of {EPOCHS} epochs",
-        growth,
-        "## dp-accounting",
-        f"q = {theirs['rate']:g}, {theirs['levels']} epochs, dp-accounting's default discretisation.",
-        compared,
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures everything and writes the report."""
     flags = results.reducible("accounting", __doc__).parse_args(arguments)
@@ -187,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": {**results.machine(), "scipy": scipy.__version__},
         "minutes": (time.monotonic() - start) / 60,
     }
-    results.save(flags.out, "accounting", report, page(report))
+    results.save(flags.out, "accounting", report, page("accounting", report))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.report.render import page
 from mia.views import BATCH, view
 from models.heads import Prediction
 from tasks import generate, run
@@ -60,26 +61,6 @@ def predictions(parts: run.Parts, corpus: Corpus, rows: Rows) -> list[Prediction
     return [prediction for batch in batches for prediction in parts.model.predict(batch)]
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    about = found["machine"]
-    lines = [
-        "# The features of an attack",
-        "",
-        f"`python -m benchmarks.attack_cost` on {about['processor']}, {about['cores']} cores: {found['examples']}",
-        "generated utterances, models of full size. Prediction is the forward pass and Viterbi; the features of an",
-        "attack are the forward pass, the CRF's marginals, losses and sorting. One thread; other work on the machine",
-        "slows both alike, so that only the ratio tells something.",
-        "",
-        "| model | tags | prediction | features | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for row in found["rows"]:
-        times = f"{row['prediction']:.0f} s | {row['features']:.0f} s | {row['ratio']:.2f}"
-        lines.append(f"| {row['model']} | {row['tags']} | {times} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.reducible("attack_cost", __doc__)
@@ -94,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found["rows"].append(measure(model, slots, examples))
         print(found["rows"][-1], flush=True)
     found["minutes"] = (time.monotonic() - start) / 60
-    results.save(flags.out, "attack_cost", found, page(found))
+    results.save(flags.out, "attack_cost", found, page("attack_cost", found))
 
 
 if __name__ == "__main__":

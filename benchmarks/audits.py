@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import results
+from benchmarks.report.render import page
 from edpsgd.distributed.launchers import resolve
 from mia.mechanism import Setup, audit_mechanism
 
 DELTA, CONFIDENCE, TRIALS, SEED = 1e-5, 0.95, 500, 0
-VERDICT = "A claim is refuted where the lower bound of μ is above it; the bound of ε is the weaker one of the two."
-NEIGHBOURS = "for replacing one example"
 SCALES = ("none", "public:1,2,4")
 MICRO_BATCHES = (1, 2, 8)
 
@@ -40,21 +39,6 @@ def measure(noise: str, micro_batches: int, scaling: str, trials: int, seed: int
     }
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    rows = [
-        (row["noise"], str(row["micro_batches"]), row["scaling"], f"{row['claimed_mu']:.3f}", f"{row['mu']:.3f}",
-         results.epsilon(row["claimed_epsilon"]), f"{row['epsilon']:.3f}", "refuted" if row["is_refuted"] else "stands")
-        for row in found["rows"]
-    ]  # fmt: skip
-    about = (
-        f"One step, {found['trials']} trials in each of two neighbouring worlds, bounds with confidence "
-        f"{found['confidence']:g}; μ and ε {NEIGHBOURS}, δ = {found['delta']:g}. {VERDICT}"
-    )
-    head = ("noise", "micro-batches", "layer scales", "μ claimed", "μ at least", "ε claimed", "ε at least", "claim")
-    return "\n".join(["# Audits", "", results.made(found), "", about, "", *results.table(head, rows)]) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = results.reducible("audits", __doc__).parse_args(arguments)
@@ -71,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "confidence": CONFIDENCE,
         "rows": rows,
     }
-    results.save(flags.out, "audits", found, page(found))
+    results.save(flags.out, "audits", found, page("audits", found))
 
 
 if __name__ == "__main__":

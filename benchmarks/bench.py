@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import results
-from benchmarks.report import render
+from benchmarks.report.render import page, write_report
 
 NAMES = (
     "audits", "accounting", "exposure", "attack_cost", "data_loading", "step_time", "epoch_time", "recipes",
@@ -29,13 +29,6 @@ def run(name: str) -> dict[str, Any]:
     return {"name": name, "minutes": (time.monotonic() - start) / 60}
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    rows = [(row["name"], f"{row['minutes']:.1f}") for row in found["rows"]]
-    lines = ["# Everything in small", "", results.made(found), "", *results.table(("benchmark", "minutes"), rows)]
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.parser("bench", __doc__)
@@ -44,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shutil.rmtree(results.REDUCED, ignore_errors=True)
     start = time.monotonic()
     rows = [run(name) for name in NAMES]
-    render.write_report(results.REDUCED, results.REDUCED)
     minutes = (time.monotonic() - start) / 60
     found = {"command": "make bench", "minutes": minutes, "machine": results.machine(), "rows": rows}
-    results.save(flags.out, "bench", found, page(found))
+    results.save(flags.out, "bench", found, page("bench", found))
+    write_report(results.REDUCED, results.REDUCED)
     print(f"the report: {results.REDUCED / 'report.html'}, after {minutes:.0f} minutes")
 
 

@@ -22,6 +22,8 @@ import psutil
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.harness.settings import LOADED_BATCH
+from benchmarks.report.render import page
 from tasks import generate, run
 from tasks.config import Config
 from tasks.corpus import Corpus
@@ -30,7 +32,6 @@ from tasks.planning import make_batches, make_plan
 from tasks.training import Training
 from tasks.workers import workers
 
-BATCH = 64
 SIZES = (100_000, 200_000, 400_000, 800_000)  # utterances, for the growth of memory
 FEW = (10_000, 20_000)  # of the reduced version
 
@@ -67,7 +68,13 @@ class Stopwatch:
 def one_epoch(model: str, examples: int) -> dict[str, float] | None:
     """Trains on all of them once; the figures of worker 0, None on the others."""
     config = Config(
-        task="generated", model=model, epochs=1, batch_size=BATCH, noise_multiplier=1.0, seed=0, tensorboard=False
+        task="generated",
+        model=model,
+        epochs=1,
+        batch_size=LOADED_BATCH,
+        noise_multiplier=1.0,
+        seed=0,
+        tensorboard=False,
     )
     with workers() as team, tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(generate.utterances(examples))
@@ -127,36 +134,6 @@ def measure(examples: int, sizes: Sequence[int]) -> dict[str, Any]:
     return {**found, "minutes": (time.monotonic() - start) / 60}
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    about = found["machine"]
-    lines = [
-        "# Data in training",
-        "",
-        f"`python -m benchmarks.data_loading` on {about['processor']}, {about['cores']} cores. One epoch of eDP-SGD",
-        f"over {found['examples']} generated utterances on {found['workers']} Horovod workers, batch {BATCH} each,",
-        "models of full size.",
-        "",
-        "| model | epoch | drawing and assembling batches | share |",
-        "|---|---|---|---|",
-    ]
-    for model in ("clc", "bert"):
-        epoch = found[model]["epoch"]
-        lines.append(f"| {model} | {epoch['seconds']:.0f} s | {epoch['data_seconds']:.1f} s | {epoch['share']:.2%} |")
-    lines += ["", "Memory of a process that holds the utterances ready for the model, in MB:", ""]
-    lines += ["| model | utterances | token arrays | grown | at most, while reading |", "|---|---|---|---|---|"]
-    for model in ("clc", "bert"):
-        for row in found[model]["memory"]:
-            numbers = " | ".join(f"{row[name] / 1e6:.1f}" for name in ("arrays", "grown", "peak"))
-            lines.append(f"| {model} | {row['examples']} | {numbers} |")
-    lines.append("")
-    for model in ("clc", "bert"):
-        first, last = found[model]["memory"][0], found[model]["memory"][-1]
-        grown, arrays = ((last[name] - first[name]) / 1e6 for name in ("grown", "arrays"))
-        lines.append(f"- {model}, from the smallest to the largest: {grown:.1f} MB for {arrays:.1f} MB of arrays.")
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.reducible("data_loading", __doc__)
@@ -171,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     found = measure(500 if flags.reduced else flags.examples, FEW if flags.reduced else SIZES)
     found = {"command": results.command("data_loading", flags), "seed": 0, **found}
-    results.save(flags.out, "data_loading", found, page(found))
+    results.save(flags.out, "data_loading", found, page("data_loading", found))
 
 
 if __name__ == "__main__":

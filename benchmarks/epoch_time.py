@@ -40,7 +40,7 @@ from benchmarks.harness.epoch_rows import (
     generated,
     in_portions,
 )
-from benchmarks.report.epoch_page import page
+from benchmarks.report.render import page
 from benchmarks.step_time import peak, step_parts
 from models.bert import BertInputs
 from tasks import run

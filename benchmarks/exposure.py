@@ -17,13 +17,14 @@ import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.report.render import page
 from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, rank
 from mia.phrases import Canary, Configuration, make
 from mia.secret_sharer import SUFFIXES
 from models.language_model import LanguageModel
 from tasks.users import windows
 
-WORDS, LIMIT = 10_003, 600  # rows of the table; seconds that one canary may take on two cores
+WORDS = 10_003  # rows of the table
 
 
 def learn(model: LanguageModel, canary: Canary, steps: int = 30) -> None:
@@ -76,35 +77,6 @@ def _peak() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    about, suffixes = found["machine"], found["suffixes"]
-    lines = [
-        "# The rank of a canary",
-        "",
-        f"`python -m benchmarks.exposure` on {about['processor']}, {about['cores']} cores, torch {about['torch']},",
-        f"threads: {found['threads']}. One canary of five words against {suffixes} random suffixes of three words",
-        f"after its first two; the language model has {found['parameters'] / 1e6:.2f} M parameters.",
-        "",
-        "| model | time | processor time | suffixes in a second | rank | exposure, bits |",
-        "|---|---|---|---|---|---|",
-    ]
-    for case, name in (("unseen", "random weights"), ("learned", "has learned the canary by heart")):
-        row = found[case]
-        times = f"{row['seconds']:.1f} s | {row['processor_seconds']:.1f} s | {suffixes / row['seconds']:.0f}"
-        lines.append(f"| {name} | {times} | {row['rank']} | {row['exposure']:.2f} |")
-    whole = SUFFIXES * found["unseen"]["seconds"] / suffixes
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"- Memory grows by {found['grown'] / 1e6:.0f} MB, for {found['chunk']} suffixes at a time.",
-            f"- The aim: {SUFFIXES} suffixes in at most {LIMIT} s on two cores; at this speed they take {whole:.0f} s.",
-            "",
-        ]
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.reducible("exposure", __doc__)
@@ -112,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     found = measure(SUFFIXES // 100 if flags.reduced else flags.suffixes)
     found = {"command": results.command("exposure", flags), "seed": 0, **found}
-    results.save(flags.out, "exposure", found, page(found))
+    results.save(flags.out, "exposure", found, page("exposure", found))
 
 
 if __name__ == "__main__":

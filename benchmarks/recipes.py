@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import results, trainings
+from benchmarks.report.render import page
 
 DELTA = 1e-4
-_CONDITIONS = (
-    "ε is for adding or removing one utterance; it holds if the seed is secret, which it is not here, and if examples "
-    "lie in all batches as in those that were compared with autograd. It does not cover the choice of the recipe."
-)
 EPSILONS = (1.0, 3.0, 8.0, None)
 AIM = 8.0  # at which recipes are chosen
-_CHOSEN = (
-    f"Chosen by SER on validation data of SNIPS at ε = {AIM:g}, among these and a few that were stopped early; ATIS "
-    "has the same settings, but for CLC's batch. Tried, with SER on validation data:"
-)
-NAMES = {"clc": "CLC", "bert": "BERT (MiniLM)", "atis": "ATIS", "snips": "SNIPS", "generated": "generated"}
 _COMMON = {"clip_norm": 1.0, "dropout": 0.0, "warmup": 0.1, "precision": "bf16"}
 _BERT = {
     "freeze": "adapters:2", "batch_size": 1024, "epochs": 16, "learning_rate": 1.2e-2, "head_learning_rate": 2e-2,
@@ -104,46 +96,6 @@ def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     chosen = [row for row in rows if "tried" not in row]
     is_complete = len(chosen) == len(RECIPES) * len(EPSILONS)
     return {"delta": DELTA, "seed": 0, "is_complete": is_complete, "rows": chosen, "tried": tried}
-
-
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    rows = [
-        (NAMES[row["model"]], NAMES[row["task"]], f"{row['epsilon']:g}" if row["epsilon"] else "no privacy",
-         f"{row['test_ser']:.2f}", f"{100 - row['test_intent_accuracy']:.2f}", f"{row['test_slot_f1']:.2f}",
-         f"{row['validation_ser']:.2f}")
-        for row in found["rows"]
-    ]  # fmt: skip
-    lines = ["# What single-example units buy", "", results.made(found), ""]
-    lines += [f"δ = {found['delta']:g}, hash split, Poisson sampling, one seed. {_CONDITIONS}", ""]
-    head = ("model", "corpus", "ε", "SER", "intent error, %", "slot F1", "SER on validation data")
-    lines += results.table(head, rows)
-    lines += ["", "The recipes, as flags of `python -m tasks.train --private example --sampling poisson`:", ""]
-    recipes = {(row["model"], row["task"]): row["recipe"] for row in found["rows"]}
-    for (model, task), flags in recipes.items():
-        lines.append(f"- {NAMES[model]}, {NAMES[task]}: `{' '.join(trainings.flags(flags))}`")
-    lines += ["", _CHOSEN, ""] if found["tried"] else []
-    for row in found["tried"]:
-        flags = " ".join(trainings.flags(row["recipe"]))
-        lines.append(f"- {NAMES[row['model']]}, {NAMES[row['task']]}: {row['validation_ser']:.2f} with `{flags}`")
-    return "\n".join(lines) + "\n"
-
-
-def readme_table(found: dict[str, Any]) -> str:
-    """Error rates by ε, for the README."""
-    cells: dict[tuple[str, str], dict[float | None, str]] = {}
-    for row in found["rows"]:
-        cell = f"{row['test_ser']:.1f} ({100 - row['test_intent_accuracy']:.1f})"
-        cells.setdefault((row["model"], row["task"]), {})[row["epsilon"]] = cell
-    head = (
-        f"SER (intent error) in %, δ = {found['delta']:g}",
-        *(f"ε = {e:g}" if e else "no privacy" for e in EPSILONS),
-    )
-    rows = [
-        (f"{NAMES[model]}, {NAMES[task]}", *(row.get(epsilon, "–") for epsilon in EPSILONS))
-        for (model, task), row in cells.items()
-    ]
-    return "\n".join(results.table(head, rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -27,11 +27,10 @@ import torch
 
 from benchmarks import recipes
 from benchmarks.harness import results, trainings
-from benchmarks.membership import PAPER as PAPER_AUC
+from benchmarks.harness.noise_search import ALLOWED, DELTA, GRID, TUNED
+from benchmarks.harness.published import ATTACK_AUCS, CHANGES, ERROR_RATES
 from benchmarks.membership import SHADOW, shadow_attack
-from benchmarks.report.tradeoff_page import page
-from benchmarks.utility import ALLOWED, DELTA, GRID, TUNED
-from benchmarks.utility import PAPER as PAPER_SER
+from benchmarks.report.render import page
 from edpsgd import Ledger, accounting
 from edpsgd.schedules import parse_decay
 from mia.candidates import open_run
@@ -41,14 +40,6 @@ LARGE_CLIP = 5.0  # of the paper's, beside 1; where most is clipped, a smaller o
 TAUS = {
     "linear": (0.02, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7, 0.9),
     "exponential": (0.01, 0.02, 0.05, 0.08, 0.1, 0.2, 0.35, 0.5),
-}
-PAPER = {  # changes of SER and AUC in %, log10 ε: Table 1 of Dupuy et al. 2021
-    ("clc", "atis"): {"none": (-12.9, -8.26, 4.4), "linear": (-10.6, -11.6, 5.8), "exponential": (-11.9, -11.3, 24.4)},
-    ("clc", "snips"): {"none": (-1.8, -2.5, 3.1), "linear": (-10.3, 1.8, 6.5), "exponential": (-6.7, 4.4, 17.4)},
-    ("clc", "nlu-eval"): {"none": (-0.7, -1.4, 2.0), "linear": (3.6, -7.6, 2.7), "exponential": (1.4, -4.6, 22.1)},
-    ("bert", "atis"): {"none": (1.3, -2.5, 5.9), "linear": (-9.7, -5.2, 6.3), "exponential": (-4.1, -5.8, 11.1)},
-    ("bert", "snips"): {"none": (-21.5, -8.3, 2.7), "linear": (-20.3, -9.2, 2.3), "exponential": (-7.1, -8.3, 2.7)},
-    ("bert", "nlu-eval"): {"none": (-2.4, -7.6, 2.2), "linear": (4.6, -11.6, 1.7), "exponential": (0.3, -9.5, 2.3)},
 }
 UNITS = {"1": 2, "4": 8, "16": 32, "example": None}  # by K: micro-batches of two workers
 EPSILONS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
@@ -74,7 +65,7 @@ class Extent:
         epsilons: of the frontier.
     """
 
-    pairs: Sequence[tuple[str, str]] = tuple(PAPER)
+    pairs: Sequence[tuple[str, str]] = tuple(CHANGES)
     has_search: bool = True
     frontier: tuple[str, str] = ("clc", "snips")
     epsilons: Sequence[float] = EPSILONS
@@ -336,7 +327,7 @@ def is_complete(pieces: dict[str, Piece], extent: Extent, seeds: int) -> bool:
 def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
     """One for each model, corpus and decay that was run; further seeds of what was chosen belong to it."""
     runs = {Setting(**piece["table"]): piece for piece in pieces.values() if "table" in piece}
-    for model, task in [*PAPER, *REDUCED.pairs]:
+    for model, task in [*CHANGES, *REDUCED.pairs]:
         ours = {setting: piece for setting, piece in runs.items() if (setting.model, setting.task) == (model, task)}
         plain = Setting(model, task)
         if plain not in ours:
@@ -379,12 +370,12 @@ def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[s
 
 def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
     """The paper's figures of a row, computed from the changes that it prints."""
-    if (model, task) not in PAPER:
+    if (model, task) not in CHANGES:
         return None
-    ser, auc = PAPER_SER[model, task], PAPER_AUC[model, task] / 100
+    ser, auc = ERROR_RATES[model, task], ATTACK_AUCS[model, task] / 100
     if kind == "plain":
         return {"ser": ser, "auc": auc, "log10_epsilon": None}
-    of_ser, of_auc, power = PAPER[model, task][kind]
+    of_ser, of_auc, power = CHANGES[model, task][kind]
     return {
         "ser": round(ser * (1 + of_ser / 100), 1),
         "auc": round(auc * (1 + of_auc / 100), 3),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.harness.results import table
-
 WORKERS = (2, 4, 8, 16, 32, 64)
 _NORM = ("norm", "scale", "ledger")
 _TEXT = (
@@ -54,25 +52,3 @@ def fit(measured: dict[int, dict[str, Any]]) -> dict[str, Any]:
         "measured": checks,
         "predicted": [{"workers": n, "sgd_ms": sgd, "edp_ms": edp, "ratio": edp / sgd} for n, sgd, edp in predicted],
     }  # fmt: skip
-
-
-def tables(fitted: dict[str, Any]) -> list[str]:
-    """The comparison and the prediction, to read."""
-    names = {"sgd": "SGD", "edp": "eDP-SGD"}
-    checks = [
-        (str(one["workers"]), names[one["contender"]], f"{one['ms']:.0f}", f"{one['predicted_ms']:.0f}",
-         f"{one['predicted_ms'] / one['ms'] - 1:+.0%}")
-        for one in fitted["measured"]
-    ]  # fmt: skip
-    predicted = [
-        (str(one["workers"]), f"{one['sgd_ms']:.0f}", f"{one['edp_ms']:.0f}", f"{one['ratio']:.2f}")
-        for one in fitted["predicted"]
-    ]
-    parts = ", ".join(f"{name} {value:.1f}" for name, value in fitted["parts_ms"].items())
-    return [
-        f"Parts of a step in ms: {parts}.",
-        "",
-        *table(("workers", "training", "measured, ms", "by the model, ms", "off by"), checks),
-        "",
-        *table(("workers", "SGD, ms", "eDP-SGD, ms", "predicted ratio"), predicted),
-    ]

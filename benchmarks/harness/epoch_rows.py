@@ -10,20 +10,13 @@ from typing import Any
 
 from benchmarks.harness import cost_model, results
 from benchmarks.harness.contenders import CHANGES, NAMES
+from benchmarks.harness.published import EPOCH_RATIOS
 
 BATCH, WORKERS = 32, 2
 WARM_UP, PART_WARM_UP = 3, 8  # steps that are not counted; more in parts of an epoch, none of which begins a training
 MANY = 100_000  # utterances whose epoch is measured in parts
 MODELS = {"clc": "CLC", "bert": "BERT"}
 OURS = ("sgd", "edp", "groups", "example", "loop")
-PAPER = {  # over SGD: vanilla DP-SGD, eDP-SGD; Table 2 of Dupuy et al. 2021
-    ("clc", "ATIS"): (2.1, 1.04),
-    ("clc", "SNIPS"): (5.1, 1.01),
-    ("clc", "NLU-EVAL"): (7.3, 1.03),
-    ("bert", "ATIS"): (13.0, 1.29),
-    ("bert", "SNIPS"): (22.8, 1.52),
-    ("bert", "NLU-EVAL"): (29.2, 1.62),
-}
 Times = dict[tuple[int, int], float]  # seconds, by pass and step
 
 
@@ -69,7 +62,7 @@ def summarise(
             "repetitions": one["passes"],
             "is_extrapolated": not is_whole,
         }
-    paper = PAPER.get((model, corpus)) if not is_peer else None
+    paper = EPOCH_RATIOS.get((model, corpus)) if not is_peer else None
     return {
         "model": model, "corpus": corpus, "is_peer": is_peer, "changes": CHANGES[model] if is_peer else "",
         "parameters": found["parameters"], "utterances": found["utterances"], "steps": steps,

@@ -1,6 +1,7 @@
-"""One page with all evidence: `python -m benchmarks.report` writes report.html and report.md from the results.
+"""All evidence to read: `python -m benchmarks.report` writes report.html, report.md and a page of each results file.
 
-Every figure comes from the JSON files of the benchmarks. What was not measured is named, with the command for it.
+A page is the Markdown of its sections of the report. Every figure comes from the JSON files of the benchmarks. What was
+not measured is named, with the command for it.
 """
 
 from __future__ import annotations

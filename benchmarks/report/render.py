@@ -99,19 +99,28 @@ def collect(folder: Path) -> dict[str, Found]:
 def content(section: Section, found: dict[str, Found]) -> list[Block]:
     """What a section shows; tables without rows and plots without panels are left out."""
     name = section.source
-    if name is None:
-        return [block for block in section.show(found) if not _is_empty(block)]
     if name not in found:
         return [Text(f"Not measured yet: `python -m benchmarks.{name}` measures it.", "missing")]
     try:
         blocks = [block for block in section.show(found[name]) if not _is_empty(block)]
     except KeyError as error:
         raise ValueError(f"{name}.json has no {error}: python -m benchmarks.{name} writes it anew") from error
-    return [*(blocks or [Text("Not part of this measurement.", "missing")]), made(name, found[name])]
+    return blocks or [Text("Not part of this measurement.", "missing")]
 
 
 def _is_empty(block: Block) -> bool:
     return (isinstance(block, Table) and not block.rows) or (isinstance(block, Plots) and not block.panels)
+
+
+def page(name: str, found: Found) -> str:
+    """The Markdown page of a results file: its sections, and how they came about."""
+    lines: list[str] = []
+    for section in SECTIONS:
+        if section.source == name:
+            lines += [f"{'##' if lines else '#'} {section.title}", ""]
+            for block in content(section, {name: found}):
+                lines += [*block.markdown(), ""]
+    return "\n".join([*lines, *made(name, found).markdown()]) + "\n"
 
 
 class Report(NamedTuple):
@@ -123,7 +132,12 @@ class Report(NamedTuple):
 
 def build(found: dict[str, Found]) -> Report:
     """The report on some results."""
-    return Report(list(headlines(found)), [(one, content(one, found)) for one in SECTIONS])
+    sections = []
+    for section in SECTIONS:
+        is_measured = section.source in found
+        origin = [made(section.source, found[section.source])] if is_measured else []
+        sections.append((section, [*content(section, found), *origin]))
+    return Report(list(headlines(found)), sections)
 
 
 def html(report: Report) -> str:
@@ -163,8 +177,12 @@ def markdown(report: Report) -> str:
 
 
 def write_report(results: Path, out: Path) -> None:
-    """Writes report.html and report.md on the results of a folder into another one."""
-    report = build(collect(results))
+    """Writes a page of each results file of a folder, and report.html and report.md, into another one."""
+    found = collect(results)
+    report = build(found)
+    texts = {"report.html": html(report), "report.md": markdown(report)}
+    shown = dict.fromkeys(section.source for section in SECTIONS)
+    texts |= {f"{name}.md": page(name, found[name]) for name in shown if name in found}
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in (("report.html", html(report)), ("report.md", markdown(report))):
+    for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
