@@ -13,6 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import dp_accounting
 import numpy as np
@@ -20,6 +21,14 @@ import scipy
 from dp_accounting import pld as dp_pld
 
 from benchmarks.harness import results
+from benchmarks.harness.rows import (
+    AccountedEpsilon,
+    Accounting,
+    Calibrated,
+    DpAccounting,
+    GrowingEpsilon,
+    WithoutSampling,
+)
 from benchmarks.harness.settings import DECAY, DELTA, EPOCHS, STEPS, TARGET
 from benchmarks.report.render import page
 from edpsgd import accounting
@@ -42,7 +51,7 @@ def training(z: float, rate: float, epochs: int = EPOCHS) -> list[Steps]:
     return [Steps(z * DECAY(epoch), rate, STEPS) for epoch in range(epochs)]
 
 
-def measure_epsilon(z: float, rate: float) -> dict[str, float]:
+def measure_epsilon(z: float, rate: float) -> AccountedEpsilon:
     """ε of a training, how long it takes, and how far it is above a finer grid."""
     steps = training(z, rate)
     epsilon, seconds = timed(lambda: accounting.compose(steps, DELTA))
@@ -52,17 +61,19 @@ def measure_epsilon(z: float, rate: float) -> dict[str, float]:
     return {"noise": z, "rate": rate, "epsilon": epsilon, "seconds": seconds, "above": epsilon / fine - 1}
 
 
-def measure_calibration(rate: float) -> dict[str, float]:
+def measure_calibration(rate: float) -> Calibrated:
     """The noise for a target, how long it takes to find, and the ε that it gives."""
     z, seconds = timed(lambda: accounting.calibrate(TARGET, DELTA, EPOCHS, DECAY, rate, STEPS))
     return {"rate": rate, "noise": z, "seconds": seconds, "epsilon": accounting.compose(training(z, rate), DELTA)}
 
 
-def measure_without_sampling() -> dict[str, float]:
+def measure_without_sampling() -> WithoutSampling:
     """Milliseconds of one ε and one calibration, medians of different inputs, so that no cache helps."""
     factors = np.array([DECAY(epoch) for epoch in range(EPOCHS)])
-    epsilons = [timed(lambda z=z: accounting.gaussian_epsilon(z * factors, DELTA))[1] for z in np.linspace(1, 9, 201)]
-    searches = [timed(lambda e=e: accounting.calibrate(e, DELTA, EPOCHS, DECAY))[1] for e in np.linspace(1, 9, 51)]
+    noisy = [partial(accounting.gaussian_epsilon, z * factors, DELTA) for z in np.linspace(1, 9, 201)]
+    targets = [partial(accounting.calibrate, target, DELTA, EPOCHS, DECAY) for target in np.linspace(1, 9, 51)]
+    epsilons = [timed(work)[1] for work in noisy]
+    searches = [timed(work)[1] for work in targets]
     return {
         "epsilon_ms": 1e3 * statistics.median(epsilons),
         "epsilon_slowest_ms": 1e3 * max(epsilons),
@@ -70,12 +81,12 @@ def measure_without_sampling() -> dict[str, float]:
     }
 
 
-def measure_growth(rate: float) -> dict[str, float]:
+def measure_growth(rate: float) -> GrowingEpsilon:
     """ε after each epoch: with what was composed before, and from scratch."""
     steps, composition = training(1.0, rate), Composition()
     ends = range(1, EPOCHS + 1)
-    kept = [timed(lambda n=n: composition.epsilon(steps[:n], DELTA)) for n in ends]
-    anew = [timed(lambda n=n: Composition().epsilon(steps[:n], DELTA)) for n in ends]
+    kept = [timed(partial(composition.epsilon, steps[:n], DELTA)) for n in ends]
+    anew = [timed(partial(Composition().epsilon, steps[:n], DELTA)) for n in ends]
     return {
         "rate": rate,
         "seconds": sum(s for _, s in kept),
@@ -86,7 +97,7 @@ def measure_growth(rate: float) -> dict[str, float]:
     }
 
 
-def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> dict[str, float]:
+def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> DpAccounting:
     """The same by dp-accounting at its default discretisation, for the first epochs only."""
     steps = training(1.0, rate, levels)
 
@@ -116,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
     start = time.monotonic()
     measure_epsilon(1.0, 0.01)  # the first transforms of a process are slow
-    report = {
+    found: Accounting = {
         "command": results.command("accounting", flags),
         "epsilon": [measure_epsilon(z, rate) for rate in rates for z in NOISE],
         "calibration": [measure_calibration(rate) for rate in rates],
@@ -126,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": {**results.machine(), "scipy": scipy.__version__},
         "minutes": (time.monotonic() - start) / 60,
     }
-    results.save(flags.out, "accounting", report, page("accounting", report))
+    results.save(flags.out, "accounting", found, page("accounting", found))
 
 
 if __name__ == "__main__":

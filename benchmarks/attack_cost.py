@@ -11,13 +11,13 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.harness.rows import AttackCost, AttackCostRow
 from benchmarks.report.render import page
 from mia.views import BATCH, view
 from models.heads import Prediction
@@ -30,7 +30,7 @@ SLOTS = (0, 83)  # those of the generator, and as many as ATIS has
 PART = 2000  # utterances between turns
 
 
-def measure(model: str, slots: int, examples: int) -> dict[str, Any]:
+def measure(model: str, slots: int, examples: int) -> AttackCostRow:
     """Seconds of both, over all utterances; the model has numbers for so many slots, or for more."""
     corpus = Corpus(generate.utterances(examples))
     labels = Labels.of_rows(corpus, np.arange(len(corpus)))
@@ -51,7 +51,13 @@ def measure(model: str, slots: int, examples: int) -> dict[str, Any]:
             work(parts, corpus, rows)
             seconds[name] += time.perf_counter() - started
     ratio = seconds["features"] / seconds["prediction"]
-    return {"model": model, "tags": len(parts.labels.tags), **seconds, "ratio": ratio}
+    return {
+        "model": model,
+        "tags": len(parts.labels.tags),
+        "prediction": seconds["prediction"],
+        "features": seconds["features"],
+        "ratio": ratio,
+    }
 
 
 def predictions(parts: run.Parts, corpus: Corpus, rows: Rows) -> list[Prediction]:
@@ -70,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     start = time.monotonic()
     command = results.command("attack_cost", flags)
-    found: dict[str, Any] = {"command": command, "seed": 0, "machine": machine(), "examples": examples, "rows": []}
+    found: AttackCost = {"command": command, "seed": 0, "machine": machine(), "examples": examples, "rows": []}
     for model, slots in itertools.product(("clc", "bert"), SLOTS):
         found["rows"].append(measure(model, slots, examples))
         print(found["rows"][-1], flush=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.harness import results
+from benchmarks.harness.rows import AuditRow, Audits
 from benchmarks.report.render import page
 from edpsgd.distributed.launchers import resolve
 from mia.mechanism import Setup, audit_mechanism
@@ -22,10 +22,12 @@ SCALES = ("none", "public:1,2,4")
 MICRO_BATCHES = (1, 2, 8)
 
 
-def measure(noise: str, micro_batches: int, scaling: str, trials: int, seed: int) -> dict[str, Any]:
+def measure(noise: str, micro_batches: int, scaling: str, trials: int, seed: int) -> AuditRow:
     """One audit. Audits of scales would take two seeds for each trial, from this one on."""
     setup = Setup(noise=noise, micro_batches=micro_batches, scaling=scaling, seed=seed)
     found = audit_mechanism(setup, resolve("local"), trials=trials, delta=DELTA, confidence=CONFIDENCE)
+    if found.bounds is None:
+        raise RuntimeError("an audit without trials: the furthest move is too far for any")
     return {
         "noise": noise,
         "micro_batches": micro_batches,
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start, trials = time.monotonic(), TRIALS // 5 if flags.reduced else TRIALS
     settings = itertools.product(("calibrated", "paper"), MICRO_BATCHES, SCALES)
     rows = [measure(*setting, trials, SEED + 2 * trials * number) for number, setting in enumerate(settings)]
-    found = {
+    found: Audits = {
         "command": results.command("audits", flags),
         "minutes": (time.monotonic() - start) / 60,
         "machine": results.machine(),

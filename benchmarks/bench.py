@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from benchmarks.harness import results
+from benchmarks.harness.rows import Bench, BenchRow
 from benchmarks.report.render import page, write_report
 
 NAMES = (
@@ -21,7 +21,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def run(name: str) -> dict[str, Any]:
+def run(name: str) -> BenchRow:
     """One of them, in a process of its own."""
     print(f"benchmarks.{name}", flush=True)
     start = time.monotonic()
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = time.monotonic()
     rows = [run(name) for name in NAMES]
     minutes = (time.monotonic() - start) / 60
-    found = {"command": "make bench", "minutes": minutes, "machine": results.machine(), "rows": rows}
+    found: Bench = {"command": "make bench", "minutes": minutes, "machine": results.machine(), "rows": rows}
     results.save(flags.out, "bench", found, page("bench", found))
     write_report(results.REDUCED, results.REDUCED)
     print(f"the report: {results.REDUCED / 'report.html'}, after {minutes:.0f} minutes")

@@ -22,6 +22,7 @@ import psutil
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.harness.rows import EpochOfData, HeldData
 from benchmarks.harness.settings import LOADED_BATCH
 from benchmarks.report.render import page
 from tasks import generate, run
@@ -65,7 +66,7 @@ class Stopwatch:
         return timed
 
 
-def one_epoch(model: str, examples: int) -> dict[str, float] | None:
+def one_epoch(model: str, examples: int) -> EpochOfData | None:
     """Trains on all of them once; the figures of worker 0, None on the others."""
     config = Config(
         task="generated",
@@ -97,7 +98,7 @@ def one_epoch(model: str, examples: int) -> dict[str, float] | None:
         return {"seconds": seconds, "data_seconds": watch.seconds, "share": watch.seconds / seconds}
 
 
-def memory(model: str, examples: int) -> dict[str, int]:
+def memory(model: str, examples: int) -> HeldData:
     """Bytes of a process that holds so many utterances, ready for the model, beside those of the arrays."""
     config, process = Config(task="generated", model=model, noise_multiplier=1.0), psutil.Process()
     few = Corpus(generate.utterances(10_000))  # has all words and labels

@@ -10,13 +10,13 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.harness.rows import CanaryRank, Exposure
 from benchmarks.report.render import page
 from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, rank
 from mia.phrases import Canary, Configuration, make
@@ -37,7 +37,7 @@ def learn(model: LanguageModel, canary: Canary, steps: int = 30) -> None:
         optimizer.step()
 
 
-def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> dict[str, float]:
+def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> CanaryRank:
     """Time of one canary, and its rank."""
     begin, processor = time.perf_counter(), time.process_time()
     found = rank(model, canary.words, drawn)
@@ -49,7 +49,7 @@ def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> dict[str, 
     }
 
 
-def measure(suffixes: int) -> dict[str, Any]:
+def measure(suffixes: int, command: str) -> Exposure:
     """Both cases, and the memory."""
     start = time.monotonic()
     torch.manual_seed(0)
@@ -61,6 +61,8 @@ def measure(suffixes: int) -> dict[str, Any]:
     grown = _peak() - before
     learn(model, canary)
     return {
+        "command": command,
+        "seed": 0,
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -82,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = results.reducible("exposure", __doc__)
     parser.add_argument("--suffixes", type=int, default=SUFFIXES, metavar="N")
     flags = parser.parse_args(arguments)
-    found = measure(SUFFIXES // 100 if flags.reduced else flags.suffixes)
-    found = {"command": results.command("exposure", flags), "seed": 0, **found}
+    suffixes = SUFFIXES // 100 if flags.reduced else flags.suffixes
+    found = measure(suffixes, results.command("exposure", flags))
     results.save(flags.out, "exposure", found, page("exposure", found))
 
 

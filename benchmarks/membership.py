@@ -100,11 +100,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not any(map(final, flags.runs.glob("*"))):
         parser.error(f"--runs {flags.runs} holds no complete training: run python -m benchmarks.utility first")
     start = time.monotonic()
-    found = {"command": results.command("membership", flags, "--data DIR"), "seed": 0, "machine": machine()}
+    found: dict[str, Any] = {
+        "command": results.command("membership", flags, "--data DIR"),
+        "seed": 0,
+        "machine": machine(),
+    }
     found |= {"by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
     minutes = {"minutes": (time.monotonic() - start) / 60}
-    new, found = len(found["corpora"]), results.merged(flags.out, "membership", found, "corpora", lambda o: o["name"])
-    found |= minutes if len(found["corpora"]) == new else {}  # else it would have taken longer
+    new = len(found["corpora"])
+    found = results.merged(flags.out, "membership", found, "corpora", lambda one: one["name"])
+    if len(found["corpora"]) == new:  # else it would have taken longer
+        found |= minutes
     results.save(flags.out, "membership", found, page("membership", found))
 
 

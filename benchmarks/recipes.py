@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import results, trainings
+from benchmarks.harness.results import Piece
 from benchmarks.report.render import page
 
 DELTA = 1e-4
@@ -63,14 +64,14 @@ def recipe(model: str, task: str) -> dict[str, Any]:
     return {**RECIPES, **REDUCED}[model, task]
 
 
-def train(model: str, task: str, epsilon: float | None, data: Path | None, runs: Path) -> dict[str, Any]:
+def train(model: str, task: str, epsilon: float | None, data: Path | None, runs: Path) -> Piece:
     """A row of the table."""
     folder = runs / f"{model}-{task}-{epsilon or 'plain'}"
     trainings.train({**settings(model, task, epsilon), "data": data}, folder)
     return {**_scores(model, task, folder), "epsilon": epsilon, "recipe": _followed(recipe(model, task), folder)}
 
 
-def attempt(number: int, data: Path | None, runs: Path) -> dict[str, Any]:
+def attempt(number: int, data: Path | None, runs: Path) -> Piece:
     """Something else that was tried."""
     (model, task, changes), folder = TRIED[number], runs / f"tried-{number}"
     trainings.train({**settings(model, task, AIM), **changes, "data": data}, folder)
@@ -83,12 +84,12 @@ def _followed(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**recipe, "precision": trainings.scores(folder)["precision"]} if "precision" in recipe else recipe
 
 
-def _scores(model: str, task: str, folder: Path) -> dict[str, Any]:
+def _scores(model: str, task: str, folder: Path) -> Piece:
     found = trainings.scores(folder)
     return {"model": model, "task": task, "spent": found.pop("epsilon", None), **found}
 
 
-def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
     """All rows, and what else was tried."""
     order = {key: number for number, key in enumerate([*RECIPES, *REDUCED])}
     rows = sorted(pieces.values(), key=lambda row: (order[row["model"], row["task"]], row["epsilon"] or 1e9))
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = trainings.parse("recipes", __doc__, "bert-snips-8.0, clc-atis-plain, ...", arguments)
     kept = results.Pieces(flags.out, "recipes", figures, page, flags.command)
-    works: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], dict[str, Any]]] = {}
+    works: dict[str, tuple[Callable[..., Piece], tuple[Any, ...], dict[str, Any]]] = {}
     for model, task in REDUCED if flags.reduced else RECIPES:
         for epsilon in EPSILONS:
             name = f"{model}-{task}-{epsilon or 'plain'}"

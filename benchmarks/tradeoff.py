@@ -29,6 +29,8 @@ from benchmarks import recipes
 from benchmarks.harness import results, trainings
 from benchmarks.harness.noise_search import ALLOWED, DELTA, GRID, TUNED
 from benchmarks.harness.published import ATTACK_AUCS, CHANGES, ERROR_RATES
+from benchmarks.harness.results import Piece
+from benchmarks.harness.rows import Epsilons, Frontier, FrontierPoint, Published, TableRow, TableRun
 from benchmarks.membership import SHADOW, shadow_attack
 from benchmarks.report.render import page
 from edpsgd import Ledger, accounting
@@ -48,7 +50,6 @@ USELESS = 95.0  # SER: with less ε than that takes, next to nothing is learned
 
 FIRST = 3  # of GRID, where the search begins
 
-Piece = dict[str, Any]
 _SMALL = {**recipes.SMALL, "epochs": 8, "batch_size": 16, "learning_rate": 1e-2}
 SETTINGS = {**TUNED, ("clc", "generated"): _SMALL, ("clc", "generated-2"): _SMALL}
 SHADOWS = {**SHADOW, "generated": "generated-2"}
@@ -182,7 +183,7 @@ def _real_share(setting: Setting, folder: Path) -> float:
     return (events[0].noise_multiplier or 0.0) / setting.noise_multiplier
 
 
-def epsilons(setting: Setting, share: float) -> dict[str, float]:
+def epsilons(setting: Setting, share: float) -> Epsilons:
     """By the paper's formula and exactly: for the printed multiplier, and for the real one."""
     factors = accounting.decay_factors(SETTINGS[setting.model, setting.task]["epochs"], parse_decay(setting.decay))
     printed = [setting.noise_multiplier * factor for factor in factors]
@@ -324,7 +325,7 @@ def is_complete(pieces: dict[str, Piece], extent: Extent, seeds: int) -> bool:
     return True
 
 
-def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
+def _rows(pieces: dict[str, Piece]) -> Iterator[TableRow]:
     """One for each model, corpus and decay that was run; further seeds of what was chosen belong to it."""
     runs = {Setting(**piece["table"]): piece for piece in pieces.values() if "table" in piece}
     for model, task in [*CHANGES, *REDUCED.pairs]:
@@ -338,37 +339,55 @@ def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
             if tried:
                 best = plain if kind == "plain" else choose(tried, limit)
                 same = [setting for setting in ours if replace(setting, seed=0) == best]
-                row = _row(best, [(setting, ours[setting]) for setting in same], pieces)
-                precisions = sorted({_precision(piece) for piece in tried.values()})
-                row |= {"tried": len(tried), "precisions_tried": precisions}
-                yield {**row, "is_allowed": ours[best]["validation_ser"] <= limit}
+                row = _row(best, [(setting, ours[setting]) for setting in same], pieces, list(tried.values()))
+                row["is_allowed"] = ours[best]["validation_ser"] <= limit
+                yield row
 
 
 def _precision(piece: Piece) -> str:
     return str(piece.get("precision", "bf16"))
 
 
-def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece]) -> dict[str, Any]:
+def _row(
+    setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece], tried: Sequence[Piece]
+) -> TableRow:
     settings: dict[str, Any] = {name: runs[0][1][name] for name in ("epochs", "utterances")}
     if setting.kind != "plain":
         tau = float(setting.decay.partition(":")[2] or 0) or None
         settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
         settings |= {"noise_multiplier": setting.noise_multiplier, "clip_norm": setting.clip_norm}
-    found = []
+    found: list[TableRun] = []
     settings["precision"] = ", ".join(sorted({_precision(run) for _, run in runs}))
     processor = ", ".join(dict.fromkeys(run["machine"]["processor"] for _, run in runs))
     for one, run in runs:
         attack = pieces.get(f"attack-{one.name}", {})
         is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
-        kept = {name: run[name] for name in ("validation_ser", "test_ser", "epsilon", "real_share", "clip_fraction")}
-        attacked = {name: attack[name] if is_same else None for name in ("auc", "roc")}
-        found.append({"seed": one.seed, **kept, **attacked})
-    about = {"model": setting.model, "task": setting.task, "decay": setting.kind, "settings": settings}
-    paper = _published(setting.model, setting.task, setting.kind)
-    return {**about, "runs": found, "paper": paper, "processor": processor}
+        found.append(
+            {
+                "seed": one.seed,
+                "validation_ser": run["validation_ser"],
+                "test_ser": run["test_ser"],
+                "epsilon": run["epsilon"],
+                "real_share": run["real_share"],
+                "clip_fraction": run["clip_fraction"],
+                "auc": attack["auc"] if is_same else None,
+                "roc": attack["roc"] if is_same else None,
+            }
+        )
+    return {
+        "model": setting.model,
+        "task": setting.task,
+        "decay": setting.kind,
+        "settings": settings,
+        "runs": found,
+        "paper": _published(setting.model, setting.task, setting.kind),
+        "processor": processor,
+        "tried": len(tried),
+        "precisions_tried": sorted({_precision(piece) for piece in tried}),
+    }
 
 
-def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
+def _published(model: str, task: str, kind: str) -> Published | None:
     """The paper's figures of a row, computed from the changes that it prints."""
     if (model, task) not in CHANGES:
         return None
@@ -383,28 +402,40 @@ def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
     }
 
 
-def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
+def _frontier(pieces: dict[str, Piece]) -> Frontier | None:
     points = [piece for piece in pieces.values() if "frontier" in piece]
     if not points:
         return None
     order = list(UNITS)
     points.sort(key=lambda piece: (order.index(piece["frontier"]["unit"]), piece["frontier"]["target"] or 0.0))
-    about = points[0]["frontier"]
+    about, first = points[0]["frontier"], points[0]
     plain = [point for point in points if point["frontier"]["target"] is None]
     return {
-        **{name: about[name] for name in ("model", "task", "batch", "delta")},
-        **{name: points[0][name] for name in ("epochs", "utterances")},
-        **{name: points[0]["settings"][name] for name in ("layers", "hidden")},
+        "model": about["model"],
+        "task": about["task"],
+        "batch": about["batch"],
+        "delta": about["delta"],
+        "epochs": first["epochs"],
+        "utterances": first["utterances"],
+        "layers": first["settings"]["layers"],
+        "hidden": first["settings"]["hidden"],
         "useless": USELESS,
         "seed": 0,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
         "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
-        "points": [
-            {"unit": point["frontier"]["unit"], "target": point["frontier"]["target"],
-             **{name: point[name] for name in ("epsilon", "test_ser", "test_intent_accuracy", "test_slot_f1")}}
-            for point in points if point["frontier"]["target"] is not None
-        ],
-    }  # fmt: skip
+        "points": [_point(point) for point in points if point["frontier"]["target"] is not None],
+    }
+
+
+def _point(point: Piece) -> FrontierPoint:
+    return {
+        "unit": point["frontier"]["unit"],
+        "target": point["frontier"]["target"],
+        "epsilon": point["epsilon"],
+        "test_ser": point["test_ser"],
+        "test_intent_accuracy": point["test_intent_accuracy"],
+        "test_slot_f1": point["test_slot_f1"],
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save(folder: Path, name: str, found: dict[str, Any], page: str) -> None:
+def save(folder: Path, name: str, found: Mapping[str, Any], page: str) -> None:
     """Writes the figures and the page; a reader never sees half of one."""
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / f"{name}.json", json.dumps(found, indent=1) + "\n")

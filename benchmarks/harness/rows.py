@@ -18,16 +18,6 @@ class Made(TypedDict):
     seed: NotRequired[int]
 
 
-class Placed(TypedDict, total=False):
-    """The model and the corpus of a row; files name them in several ways."""
-
-    model: str
-    kind: str
-    corpus: str
-    task: str
-    is_peer: bool
-
-
 class Interval(TypedDict):
     """An estimate with its bounds."""
 
@@ -74,6 +64,35 @@ class PeakMemory(TypedDict):
     contender: str
     peak_mib: float
     ratio: float
+
+
+class MeasuredParts(TypedDict):
+    """Milliseconds of steps and of their parts, on some number of workers."""
+
+    parameters: int
+    whole_ms: dict[str, float]
+    parts_ms: dict[str, float]
+    machine: Machine
+
+
+class Portions(TypedDict):
+    """Seconds of a step, and ratios to SGD on the same steps, for each pass or part of one."""
+
+    steps: int
+    passes: int
+    step_seconds: list[float]
+    ratios: list[float]
+
+
+class MeasuredEpoch(TypedDict):
+    """A piece of epoch_time.json: what the workers measured, and what it is about."""
+
+    about: dict[str, Any]
+    parameters: int
+    utterances: int
+    steps: int
+    times: dict[str, Portions]
+    machine: Machine
 
 
 class CheckedStep(TypedDict):

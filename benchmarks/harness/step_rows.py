@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.harness import results
 from benchmarks.harness.contenders import NAMES, PEERS, Sizes
+from benchmarks.harness.rows import TimedStep
 from edpsgd.per_example.engine import SELDOM
 
 WORKERS = 2
@@ -46,7 +47,7 @@ def quartiles(values: list[float]) -> list[float]:
 def summarise(job: dict[str, Any], measured: dict[str, Any], memory: dict[str, float]) -> dict[str, Any]:
     """Medians, ratios within rounds, and the parts of a step."""
     times = measured["times"]
-    contenders = {}
+    contenders: dict[str, TimedStep] = {}
     for contender in times:
         pairs = [(own, sgd) for own, sgd in zip(times[contender], times["sgd"], strict=True) if own is not None]
         own, check = statistics.median(own for own, _ in pairs), measured["checks"].get(contender)
@@ -61,7 +62,8 @@ def summarise(job: dict[str, Any], measured: dict[str, Any], memory: dict[str, f
         if check is not None:
             slower = 1 + (check / own - 1) / SELDOM
             ratio = contenders[contender]["ratio_to_sgd"][1]
-            contenders[contender] |= {"checked_ms": 1e3 * check, "ratio_with_checks": slower * ratio}
+            contenders[contender]["checked_ms"] = 1e3 * check
+            contenders[contender]["ratio_with_checks"] = slower * ratio
     parts = {name: {k: 1e3 * v for k, v in found.items()} for name, found in measured["parts"].items()}
     return {**job, "parameters": measured["parameters"], "contenders": contenders, "parts_ms": parts}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import matplotlib.style
 import numpy as np
@@ -377,14 +377,16 @@ def _labels(axes: Axes, x: str, y: str | None, title: str | None = None) -> None
     """Names of the axes; the legend stands above the plot, in two columns if its texts are short."""
     axes.set_xlabel(x)
     axes.set_ylabel(y or "")
-    figure, (handles, texts) = axes.get_figure(), axes.get_legend_handles_labels()
+    figure = cast(Figure, axes.get_figure())
+    handles, texts = axes.get_legend_handles_labels()
+    has_lines = any(cast(Line2D, handle).get_linestyle() != "None" for handle in handles)
     legend = figure.legend(
         handles,
         texts,
         loc="outside upper left",
         ncols=_columns(texts, 72 * figure.get_size_inches()[0]),
         title=title,
-        handlelength=1.0 if all(handle.get_linestyle() == "None" for handle in handles) else 2.4,
+        handlelength=2.4 if has_lines else 1.0,
     )
     legend.set_alignment("left")
     legend.get_title().set_fontweight("bold")

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from benchmarks.harness.results import load
+from benchmarks.harness.rows import EpochRow, RecipeRow, Tradeoff
 from benchmarks.report.blocks import Block, Found, Plots, Section, Table, Text, as_html, as_markdown, made, place
 from benchmarks.report.sections import SECTIONS
 
@@ -39,21 +40,22 @@ def headlines(found: dict[str, Found]) -> Iterator[Headline]:
     if "recipes" in found:
         yield from _price(found["recipes"]["rows"], found["recipes"]["delta"])
     if "tradeoff" in found:
-        yield from _shortfall(found["tradeoff"])
+        yield from _shortfall(cast(Tradeoff, found["tradeoff"]))
     if "audits" in found:
         paper = [row["is_refuted"] for row in found["audits"]["rows"] if row["noise"] == "paper"]
         text = "claims of the published noise that an audit refutes"
         yield from [Headline(f"{sum(paper)} of {len(paper)}", text, "audits.json")] if paper else []
 
 
-def _speed(rows: Sequence[Found]) -> Iterator[Headline]:
+def _speed(rows: Sequence[EpochRow]) -> Iterator[Headline]:
     timed = [(row["contenders"]["edp"], place(row)) for row in rows if "edp" in row["contenders"]]
     ours = [(one["ratio"], where) for one, where in timed if not one["is_extrapolated"]]
     if ours:
         ratio, where = max(ours)
         text = f"plain training's time for an epoch of eDP-SGD, at worst of {len(ours)} that were measured ({where})"
         yield Headline(f"{ratio:.2f}×", text, "epoch_time.json")
-    edp, vanilla = ([row["paper"][n] for row in rows if (row["paper"] or {}).get(n)] for n in ("edp", "dp_sgd"))
+    papers = [row["paper"] for row in rows if row["paper"]]
+    edp, vanilla = ([paper[name] for paper in papers if name in paper] for name in ("edp", "dp_sgd"))
     if edp:
         also = f", and {_range(vanilla)} for vanilla DP-SGD" if vanilla else ""
         text = f"in the paper, for the same on its public corpora and eight GPUs{also}"
@@ -65,7 +67,7 @@ def _range(values: Sequence[float]) -> str:
     return f"{low}×" if low == high else f"{low}–{high}×"
 
 
-def _price(rows: Sequence[Found], delta: float, aim: float = 8.0) -> Iterator[Headline]:
+def _price(rows: Sequence[RecipeRow], delta: float, aim: float = 8.0) -> Iterator[Headline]:
     """Of the trainings at some ε, the one with the lowest error rate."""
     tried = [row for row in rows if row["epsilon"] == aim]
     best = min(tried, key=lambda row: row["test_ser"], default=None)
@@ -80,7 +82,7 @@ def _price(rows: Sequence[Found], delta: float, aim: float = 8.0) -> Iterator[He
         yield Headline(f"{best['test_ser']:.1f}\u00a0%", text, "recipes.json")
 
 
-def _shortfall(found: Found) -> Iterator[Headline]:
+def _shortfall(found: Tradeoff) -> Iterator[Headline]:
     shares = [run["real_share"] for row in found["table"] for run in row["runs"]]
     factors = [1 / share for share in shares if share and share < 1]
     if factors:
