@@ -13,21 +13,29 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import dp_accounting
 import numpy as np
 import scipy
 from dp_accounting import pld as dp_pld
 
-from benchmarks import results
-from edpsgd import LinearDecay, accounting
+from benchmarks.harness import results
+from benchmarks.harness.rows import (
+    AccountedEpsilon,
+    Accounting,
+    Calibrated,
+    DpAccounting,
+    GrowingEpsilon,
+    WithoutSampling,
+)
+from benchmarks.harness.settings import DECAY, DELTA, EPOCHS, STEPS, TARGET
+from benchmarks.report.render import page
+from edpsgd import accounting
 from edpsgd.accounting import pld
 from edpsgd.accounting.pld import Composition, Steps
 
 RATES = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
-EPOCHS, STEPS, DELTA, TARGET = 100, 1000, 1e-5, 1.0
-DECAY = LinearDecay(0.02)
 NOISE = (1.0, 4.0)  # multipliers of the first epoch
 
 
@@ -43,7 +51,7 @@ def training(z: float, rate: float, epochs: int = EPOCHS) -> list[Steps]:
     return [Steps(z * DECAY(epoch), rate, STEPS) for epoch in range(epochs)]
 
 
-def measure_epsilon(z: float, rate: float) -> dict[str, float]:
+def measure_epsilon(z: float, rate: float) -> AccountedEpsilon:
     """ε of a training, how long it takes, and how far it is above a finer grid."""
     steps = training(z, rate)
     epsilon, seconds = timed(lambda: accounting.compose(steps, DELTA))
@@ -53,17 +61,19 @@ def measure_epsilon(z: float, rate: float) -> dict[str, float]:
     return {"noise": z, "rate": rate, "epsilon": epsilon, "seconds": seconds, "above": epsilon / fine - 1}
 
 
-def measure_calibration(rate: float) -> dict[str, float]:
+def measure_calibration(rate: float) -> Calibrated:
     """The noise for a target, how long it takes to find, and the ε that it gives."""
     z, seconds = timed(lambda: accounting.calibrate(TARGET, DELTA, EPOCHS, DECAY, rate, STEPS))
     return {"rate": rate, "noise": z, "seconds": seconds, "epsilon": accounting.compose(training(z, rate), DELTA)}
 
 
-def measure_without_sampling() -> dict[str, float]:
+def measure_without_sampling() -> WithoutSampling:
     """Milliseconds of one ε and one calibration, medians of different inputs, so that no cache helps."""
     factors = np.array([DECAY(epoch) for epoch in range(EPOCHS)])
-    epsilons = [timed(lambda z=z: accounting.gaussian_epsilon(z * factors, DELTA))[1] for z in np.linspace(1, 9, 201)]
-    searches = [timed(lambda e=e: accounting.calibrate(e, DELTA, EPOCHS, DECAY))[1] for e in np.linspace(1, 9, 51)]
+    noisy = [partial(accounting.gaussian_epsilon, z * factors, DELTA) for z in np.linspace(1, 9, 201)]
+    targets = [partial(accounting.calibrate, target, DELTA, EPOCHS, DECAY) for target in np.linspace(1, 9, 51)]
+    epsilons = [timed(work)[1] for work in noisy]
+    searches = [timed(work)[1] for work in targets]
     return {
         "epsilon_ms": 1e3 * statistics.median(epsilons),
         "epsilon_slowest_ms": 1e3 * max(epsilons),
@@ -71,12 +81,12 @@ def measure_without_sampling() -> dict[str, float]:
     }
 
 
-def measure_growth(rate: float) -> dict[str, float]:
+def measure_growth(rate: float) -> GrowingEpsilon:
     """ε after each epoch: with what was composed before, and from scratch."""
     steps, composition = training(1.0, rate), Composition()
     ends = range(1, EPOCHS + 1)
-    kept = [timed(lambda n=n: composition.epsilon(steps[:n], DELTA)) for n in ends]
-    anew = [timed(lambda n=n: Composition().epsilon(steps[:n], DELTA)) for n in ends]
+    kept = [timed(partial(composition.epsilon, steps[:n], DELTA)) for n in ends]
+    anew = [timed(partial(Composition().epsilon, steps[:n], DELTA)) for n in ends]
     return {
         "rate": rate,
         "seconds": sum(s for _, s in kept),
@@ -87,7 +97,7 @@ def measure_growth(rate: float) -> dict[str, float]:
     }
 
 
-def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> dict[str, float]:
+def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> DpAccounting:
     """The same by dp-accounting at its default discretisation, for the first epochs only."""
     steps = training(1.0, rate, levels)
 
@@ -110,66 +120,6 @@ def measure_dp_accounting(rate: float = 1e-2, levels: int = 3) -> dict[str, floa
     }
 
 
-def table(head: str, rows: list[str]) -> str:
-    """A Markdown table."""
-    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
-
-
-def page(report: dict[str, Any]) -> str:
-    """The report for people."""
-    about, exact, theirs = report["machine"], report["without_sampling"], report["dp_accounting"]
-    whole = table(
-        "| q | z of the first epoch | ε | seconds | above the finer grid |",
-        [
-            f"| {r['rate']:g} | {r['noise']:g} | {r['epsilon']:.6g} | {r['seconds']:.3f} | {r['above']:.1e} |"
-            for r in report["epsilon"]
-        ],
-    )
-    calibrated = table(
-        "| q | z of the first epoch | its ε | seconds |",
-        [
-            f"| {r['rate']:g} | {r['noise']:.6g} | {r['epsilon']:.6g} | {r['seconds']:.3f} |"
-            for r in report["calibration"]
-        ],
-    )
-    growth = table(
-        "| q | seconds for all | slowest | from scratch | slowest | largest difference |",
-        [
-            f"| {r['rate']:g} | {r['seconds']:.2f} | {r['slowest']:.3f} | {r['seconds_anew']:.2f} | "
-            f"{r['slowest_anew']:.3f} | {r['difference']:.1e} |"
-            for r in report["growth"]
-        ],
-    )
-    compared = table(
-        "| | ε | seconds per noise level |",
-        [
-            f"| {name} | {theirs[prefix + 'epsilon']:.6g} | {theirs[prefix + 'seconds_per_level']:.3f} |"
-            for name, prefix in (("dp-accounting", "dp_accounting_"), ("edpsgd", ""))
-        ],
-    )
-    parts = [
-        "# Time and accuracy of the accountant",
-        f"Made by `{report['command']}` in {report['minutes']:.0f} minutes on {about['cores']} cores of "
-        f"{about['processor']}; Python {about['python']}, NumPy {about['numpy']}, SciPy {about['scipy']}, "
-        f"dp-accounting {about['dp_accounting']}.",
-        f"{EPOCHS} epochs of {STEPS} steps, linear decay with τ = {DECAY.tau:g}, δ = {DELTA:g}.",
-        "## ε of a whole training",
-        "The distance is relative, to a grid with a sixteenth of the tolerance. Without sampling (q = 1) it is exact.",
-        whole,
-        f"## Noise for ε = {TARGET:g}",
-        calibrated,
-        "## Without sampling",
-        f"ε of {EPOCHS} epochs takes {exact['epsilon_ms']:.3f} ms (the slowest of 201: "
-        f"{exact['epsilon_slowest_ms']:.3f} ms), calibration {exact['calibrate_ms']:.2f} ms.",
-        f"## ε after each of {EPOCHS} epochs",
-        growth,
-        "## dp-accounting",
-        f"q = {theirs['rate']:g}, {theirs['levels']} epochs, dp-accounting's default discretisation.",
-        compared,
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures everything and writes the report."""
     flags = results.reducible("accounting", __doc__).parse_args(arguments)
@@ -177,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
     start = time.monotonic()
     measure_epsilon(1.0, 0.01)  # the first transforms of a process are slow
-    report = {
+    found: Accounting = {
         "command": results.command("accounting", flags),
         "epsilon": [measure_epsilon(z, rate) for rate in rates for z in NOISE],
         "calibration": [measure_calibration(rate) for rate in rates],
@@ -187,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "machine": {**results.machine(), "scipy": scipy.__version__},
         "minutes": (time.monotonic() - start) / 60,
     }
-    results.save(flags.out, "accounting", report, page(report))
+    results.save(flags.out, "accounting", found, page("accounting", found))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
+from benchmarks.harness.rows import AttackCost, AttackCostRow
+from benchmarks.report.render import page
 from mia.views import BATCH, view
 from models.heads import Prediction
 from tasks.nlu import generator as generate
@@ -31,7 +32,7 @@ SLOTS = (0, 83)  # those of the generator, and as many as ATIS has
 PART = 2000  # utterances between turns
 
 
-def measure(model: str, slots: int, examples: int) -> dict[str, Any]:
+def measure(model: str, slots: int, examples: int) -> AttackCostRow:
     """Seconds of both, over all utterances; the model has numbers for so many slots, or for more."""
     corpus = Corpus(generate.utterances(examples))
     labels = Labels.of_rows(corpus, np.arange(len(corpus)))
@@ -52,7 +53,13 @@ def measure(model: str, slots: int, examples: int) -> dict[str, Any]:
             work(parts, corpus, rows)
             seconds[name] += time.perf_counter() - started
     ratio = seconds["features"] / seconds["prediction"]
-    return {"model": model, "tags": len(parts.labels.tags), **seconds, "ratio": ratio}
+    return {
+        "model": model,
+        "tags": len(parts.labels.tags),
+        "prediction": seconds["prediction"],
+        "features": seconds["features"],
+        "ratio": ratio,
+    }
 
 
 def predictions(parts: run.Parts, corpus: Corpus, rows: Rows) -> list[Prediction]:
@@ -60,26 +67,6 @@ def predictions(parts: run.Parts, corpus: Corpus, rows: Rows) -> list[Prediction
     examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, BATCH)
     batches = examples.buckets(np.arange(len(rows)))
     return [prediction for batch in batches for prediction in parts.model.predict(batch)]
-
-
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    about = found["machine"]
-    lines = [
-        "# The features of an attack",
-        "",
-        f"`python -m benchmarks.attack_cost` on {about['processor']}, {about['cores']} cores: {found['examples']}",
-        "generated utterances, models of full size. Prediction is the forward pass and Viterbi; the features of an",
-        "attack are the forward pass, the CRF's marginals, losses and sorting. One thread; other work on the machine",
-        "slows both alike, so that only the ratio tells something.",
-        "",
-        "| model | tags | prediction | features | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for row in found["rows"]:
-        times = f"{row['prediction']:.0f} s | {row['features']:.0f} s | {row['ratio']:.2f}"
-        lines.append(f"| {row['model']} | {row['tags']} | {times} |")
-    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,12 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     start = time.monotonic()
     command = results.command("attack_cost", flags)
-    found: dict[str, Any] = {"command": command, "seed": 0, "machine": machine(), "examples": examples, "rows": []}
+    found: AttackCost = {"command": command, "seed": 0, "machine": machine(), "examples": examples, "rows": []}
     for model, slots in itertools.product(("clc", "bert"), SLOTS):
         found["rows"].append(measure(model, slots, examples))
         print(found["rows"][-1], flush=True)
     found["minutes"] = (time.monotonic() - start) / 60
-    results.save(flags.out, "attack_cost", found, page(found))
+    results.save(flags.out, "attack_cost", found, page("attack_cost", found))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from benchmarks import report, results
+from benchmarks.harness import results
+from benchmarks.harness.rows import Bench, BenchRow
+from benchmarks.report.render import page, write_report
 
 NAMES = (
     "audits", "accounting", "exposure", "attack_cost", "data_loading", "step_time", "epoch_time", "recipes",
@@ -20,19 +21,12 @@ NAMES = (
 )  # fmt: skip
 
 
-def run(name: str) -> dict[str, Any]:
+def run(name: str) -> BenchRow:
     """One of them, in a process of its own."""
     print(f"benchmarks.{name}", flush=True)
     start = time.monotonic()
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}", "--reduced"], check=True)
     return {"name": name, "minutes": (time.monotonic() - start) / 60}
-
-
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    rows = [(row["name"], f"{row['minutes']:.1f}") for row in found["rows"]]
-    lines = ["# Everything in small", "", results.made(found), "", *results.table(("benchmark", "minutes"), rows)]
-    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shutil.rmtree(results.REDUCED, ignore_errors=True)
     start = time.monotonic()
     rows = [run(name) for name in NAMES]
-    report.main(["--results", str(results.REDUCED), "--out", str(results.REDUCED)])
     minutes = (time.monotonic() - start) / 60
-    found = {"command": "make bench", "minutes": minutes, "machine": results.machine(), "rows": rows}
-    results.save(flags.out, "bench", found, page(found))
+    found: Bench = {"command": "make bench", "minutes": minutes, "machine": results.machine(), "rows": rows}
+    results.save(flags.out, "bench", found, page("bench", found))
+    write_report(results.REDUCED, results.REDUCED)
     print(f"the report: {results.REDUCED / 'report.html'}, after {minutes:.0f} minutes")
 
 

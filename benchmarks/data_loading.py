@@ -20,8 +20,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
+from benchmarks.harness.rows import EpochOfData, HeldData
+from benchmarks.harness.settings import LOADED_BATCH
+from benchmarks.report.render import page
 from tasks.common.workers import workers
 from tasks.nlu import generator as generate
 from tasks.nlu import new_model as run
@@ -32,7 +35,6 @@ from tasks.nlu.noise_plan import make_plan
 from tasks.nlu.samplers import make_batches
 from tasks.nlu.training_loop import Training
 
-BATCH = 64
 SIZES = (100_000, 200_000, 400_000, 800_000)  # utterances, for the growth of memory
 FEW = (10_000, 20_000)  # of the reduced version
 
@@ -66,10 +68,16 @@ class Stopwatch:
         return timed
 
 
-def one_epoch(model: str, examples: int) -> dict[str, float] | None:
+def one_epoch(model: str, examples: int) -> EpochOfData | None:
     """Trains on all of them once; the figures of worker 0, None on the others."""
     config = Config(
-        task="generated", model=model, epochs=1, batch_size=BATCH, noise_multiplier=1.0, seed=0, tensorboard=False
+        task="generated",
+        model=model,
+        epochs=1,
+        batch_size=LOADED_BATCH,
+        noise_multiplier=1.0,
+        seed=0,
+        tensorboard=False,
     )
     with workers() as team, tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(generate.utterances(examples))
@@ -92,7 +100,7 @@ def one_epoch(model: str, examples: int) -> dict[str, float] | None:
         return {"seconds": seconds, "data_seconds": watch.seconds, "share": watch.seconds / seconds}
 
 
-def memory(model: str, examples: int) -> dict[str, int]:
+def memory(model: str, examples: int) -> HeldData:
     """Bytes of a process that holds so many utterances, ready for the model, beside those of the arrays."""
     config, process = Config(task="generated", model=model, noise_multiplier=1.0), psutil.Process()
     few = Corpus(generate.utterances(10_000))  # has all words and labels
@@ -129,36 +137,6 @@ def measure(examples: int, sizes: Sequence[int]) -> dict[str, Any]:
     return {**found, "minutes": (time.monotonic() - start) / 60}
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    about = found["machine"]
-    lines = [
-        "# Data in training",
-        "",
-        f"`python -m benchmarks.data_loading` on {about['processor']}, {about['cores']} cores. One epoch of eDP-SGD",
-        f"over {found['examples']} generated utterances on {found['workers']} Horovod workers, batch {BATCH} each,",
-        "models of full size.",
-        "",
-        "| model | epoch | drawing and assembling batches | share |",
-        "|---|---|---|---|",
-    ]
-    for model in ("clc", "bert"):
-        epoch = found[model]["epoch"]
-        lines.append(f"| {model} | {epoch['seconds']:.0f} s | {epoch['data_seconds']:.1f} s | {epoch['share']:.2%} |")
-    lines += ["", "Memory of a process that holds the utterances ready for the model, in MB:", ""]
-    lines += ["| model | utterances | token arrays | grown | at most, while reading |", "|---|---|---|---|---|"]
-    for model in ("clc", "bert"):
-        for row in found[model]["memory"]:
-            numbers = " | ".join(f"{row[name] / 1e6:.1f}" for name in ("arrays", "grown", "peak"))
-            lines.append(f"| {model} | {row['examples']} | {numbers} |")
-    lines.append("")
-    for model in ("clc", "bert"):
-        first, last = found[model]["memory"][0], found[model]["memory"][-1]
-        grown, arrays = ((last[name] - first[name]) / 1e6 for name in ("grown", "arrays"))
-        lines.append(f"- {model}, from the smallest to the largest: {grown:.1f} MB for {arrays:.1f} MB of arrays.")
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.reducible("data_loading", __doc__)
@@ -173,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     found = measure(500 if flags.reduced else flags.examples, FEW if flags.reduced else SIZES)
     found = {"command": results.command("data_loading", flags), "seed": 0, **found}
-    results.save(flags.out, "data_loading", found, page(found))
+    results.save(flags.out, "data_loading", found, page("data_loading", found))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 import edpsgd
-from benchmarks import on_workers, results
-from benchmarks.contenders import PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
-from benchmarks.epoch_page import page
-from benchmarks.epoch_rows import (
+from benchmarks.harness import on_workers, results
+from benchmarks.harness.contenders import PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
+from benchmarks.harness.epoch_rows import (
     BATCH,
     MANY,
     MODELS,
@@ -41,6 +40,7 @@ from benchmarks.epoch_rows import (
     generated,
     in_portions,
 )
+from benchmarks.report.render import page
 from benchmarks.step_time import peak, step_parts
 from models.bert import BertInputs
 from tasks.nlu import new_model as run
@@ -76,8 +76,10 @@ class Epoch:
         read = load(config, None, 0)
         rows = np.arange(len(read.corpus)) if is_whole else read.rows.train
         parts = run.build(config, read.corpus, rows)
-        is_bert = isinstance(parts.inputs, BertInputs)
-        words = len(parts.inputs.tokenizer) if is_bert else len(parts.inputs.vectors.words) + 1
+        if isinstance(parts.inputs, BertInputs):
+            words = len(parts.inputs.tokenizer)
+        else:
+            words = len(parts.inputs.vectors.words) + 1
         self.sizes = Sizes(words, len(parts.labels.intents), len(parts.labels.tags))
         self._train = Examples(read.corpus, rows, parts.inputs.table(read.corpus.words), parts.labels, self.size)
 
@@ -97,10 +99,11 @@ class Epoch:
 
 def measure(
     model: str, task: str, examples: int, data: str | None, batch: int, folder: Path, what: str, **job: Any
-) -> Any:
+) -> dict[str, Any]:
     """On one worker: what the job asks for."""
     epoch = Epoch(model, task, examples, data, batch)
-    return {"times": _times, "memory": _memory, "parts": _parts}[what](model, epoch, folder, **job)
+    works: dict[str, Callable[..., dict[str, Any]]] = {"times": _times, "memory": _memory, "parts": _parts}
+    return works[what](model, epoch, folder, **job)
 
 
 def _times(

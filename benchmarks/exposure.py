@@ -10,20 +10,21 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
+from benchmarks.harness.rows import CanaryRank, Exposure
+from benchmarks.report.render import page
 from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, rank
 from mia.phrases import Canary, Configuration, make
 from mia.secret_sharer import SUFFIXES
 from models.language_model import LanguageModel
 from tasks.language.user_texts import windows
 
-WORDS, LIMIT = 10_003, 600  # rows of the table; seconds that one canary may take on two cores
+WORDS = 10_003  # rows of the table
 
 
 def learn(model: LanguageModel, canary: Canary, steps: int = 30) -> None:
@@ -36,7 +37,7 @@ def learn(model: LanguageModel, canary: Canary, steps: int = 30) -> None:
         optimizer.step()
 
 
-def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> dict[str, float]:
+def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> CanaryRank:
     """Time of one canary, and its rank."""
     begin, processor = time.perf_counter(), time.process_time()
     found = rank(model, canary.words, drawn)
@@ -48,7 +49,7 @@ def one_rank(model: LanguageModel, canary: Canary, drawn: Phrases) -> dict[str, 
     }
 
 
-def measure(suffixes: int) -> dict[str, Any]:
+def measure(suffixes: int, command: str) -> Exposure:
     """Both cases, and the memory."""
     start = time.monotonic()
     torch.manual_seed(0)
@@ -60,6 +61,8 @@ def measure(suffixes: int) -> dict[str, Any]:
     grown = _peak() - before
     learn(model, canary)
     return {
+        "command": command,
+        "seed": 0,
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -76,43 +79,14 @@ def _peak() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    about, suffixes = found["machine"], found["suffixes"]
-    lines = [
-        "# The rank of a canary",
-        "",
-        f"`python -m benchmarks.exposure` on {about['processor']}, {about['cores']} cores, torch {about['torch']},",
-        f"threads: {found['threads']}. One canary of five words against {suffixes} random suffixes of three words",
-        f"after its first two; the language model has {found['parameters'] / 1e6:.2f} M parameters.",
-        "",
-        "| model | time | processor time | suffixes in a second | rank | exposure, bits |",
-        "|---|---|---|---|---|---|",
-    ]
-    for case, name in (("unseen", "random weights"), ("learned", "has learned the canary by heart")):
-        row = found[case]
-        times = f"{row['seconds']:.1f} s | {row['processor_seconds']:.1f} s | {suffixes / row['seconds']:.0f}"
-        lines.append(f"| {name} | {times} | {row['rank']} | {row['exposure']:.2f} |")
-    whole = SUFFIXES * found["unseen"]["seconds"] / suffixes
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"- Memory grows by {found['grown'] / 1e6:.0f} MB, for {found['chunk']} suffixes at a time.",
-            f"- The aim: {SUFFIXES} suffixes in at most {LIMIT} s on two cores; at this speed they take {whole:.0f} s.",
-            "",
-        ]
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.reducible("exposure", __doc__)
     parser.add_argument("--suffixes", type=int, default=SUFFIXES, metavar="N")
     flags = parser.parse_args(arguments)
-    found = measure(SUFFIXES // 100 if flags.reduced else flags.suffixes)
-    found = {"command": results.command("exposure", flags), "seed": 0, **found}
-    results.save(flags.out, "exposure", found, page(found))
+    suffixes = SUFFIXES // 100 if flags.reduced else flags.suffixes
+    found = measure(suffixes, results.command("exposure", flags))
+    results.save(flags.out, "exposure", found, page("exposure", found))
 
 
 if __name__ == "__main__":

@@ -15,43 +15,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
-from benchmarks.results import machine
-from benchmarks.trainings import final
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
+from benchmarks.harness.settings import OVERFITTED, SHADOWS
+from benchmarks.harness.trainings import final
+from benchmarks.report.render import page
 from mia import shadows
 from mia.attack import ATTACKS, Attacker
 from mia.candidates import Run, candidates, open_run
 from mia.classifiers import membership
 from mia.metrics import Report, evaluate
 from mia.views import view
-from tasks.nlu.configuration import Config
 
-PAPER = {  # AUC of the attack on plain training in %, Table 1 of Dupuy et al. 2021
-    ("clc", "atis"): 67.5,
-    ("clc", "snips"): 70.6,
-    ("clc", "nlu-eval"): 65.3,
-    ("bert", "atis"): 56.1,
-    ("bert", "snips"): 65.3,
-    ("bert", "nlu-eval"): 63.6,
-}
 SHADOW = {"atis": "snips", "snips": "atis", "nlu-eval": "snips"}
-SHADOWS = 16
 JOBS = os.cpu_count() or 1  # a core for each: the models are small
-OVERFITTED = Config(
-    task="generated",
-    examples=600,
-    model="clc",
-    hidden=48,
-    layers=1,
-    dimension=32,
-    dropout=0.0,
-    epochs=30,
-    batch_size=16,
-    learning_rate=5e-3,
-    private="off",
-    tensorboard=False,
-    seed=0,
-)
 
 
 def by_heart(folder: Path) -> dict[str, dict[str, Any]]:
@@ -113,80 +90,6 @@ def _learned(shadow: Path, data: str | None) -> tuple[Any, Any]:
     return view(run.parts, run.data.corpus, known.rows).features, known.members
 
 
-# -------------------------------------------------------------------- the page
-
-
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    lines = [
-        "# What attackers learn",
-        "",
-        f"`{found['command']}`. In brackets {intervals(found)}; near duplicates of members and non-members are left "
-        "out.",
-        "",
-        "## A model that knows its utterances by heart",
-        "",
-        f"CLC, {OVERFITTED.examples} generated utterances, {OVERFITTED.epochs} epochs, no dropout; LiRA and RMIA with "
-        f"{SHADOWS} shadow models.",
-        "",
-        "| model | attack | AUC | balanced accuracy | TPR at 1 % FPR |",
-        "|---|---|---|---|---|",
-    ]
-    for name, reports in found["by_heart"].items():
-        for attack, report in reports.items():
-            figures = " | ".join(_text(report[key]) for key in ("auc", "balanced_accuracy", "tpr_at_1_percent"))
-            lines.append(f"| {name} | {attack} | {figures} |")
-    lines += [
-        "",
-        "## The paper's attack on the corpora",
-        "",
-        "The trainings are those of benchmarks.utility, the shadow is the plain one on SNIPS (for SNIPS: on ATIS). "
-        "Utterances that differ in slot values only are left out, and the trainings are short: both may be why CLC's "
-        "AUCs are below the paper's, which was not looked into. One seed each; the error rates are in utility.md, and "
-        "trainings whose SER is within 5 % of plain training's do not always have a lower AUC.",
-        "",
-    ]
-    lines += ["| model | corpus | noise | decay | z0 | AUC | the paper's |", "|---|---|---|---|---|---|---|"]
-    lines += [_row(one) for one in found["corpora"]]
-    return "\n".join(lines) + "\n"
-
-
-def intervals(found: dict[str, Any]) -> str:
-    """What the brackets are: figures that were measured before evaluate() paid for its choices have a bootstrap's."""
-    reports = [report for attacks in found["by_heart"].values() for report in attacks.values()] + found["corpora"]
-    if any("resamples" in report for report in reports):
-        return "95 % bootstrap intervals, too short for balanced accuracy and TPR, whose thresholds were not paid for"
-    return "95 % intervals for any law of the scores"
-
-
-def _row(one: dict[str, Any]) -> str:
-    is_plain = one["private"] == "off"
-    noise = ("none", "–", "–") if is_plain else (one["noise"], one["decay"], f"{one['noise_multiplier']:g}")
-    paper = f"{PAPER[one['model'], one['task']] / 100:.3f}" if is_plain else "–"
-    return f"| {' | '.join((one['model'], one['task'], *noise, _text(one['auc']), paper))} |"
-
-
-def readme_table(found: dict[str, Any]) -> str:
-    """What the paper's attack gets, for the README: from plain training, and from the private one with most noise."""
-    lines = ["| AUC of the shadow attack | plain training | eDP-SGD, most noise |", "|---|---|---|"]
-    for (model, task), paper in PAPER.items():
-        ours = [one for one in found["corpora"] if (one["model"], one["task"]) == (model, task)]
-        [plain] = [one for one in ours if one["private"] == "off"]
-        noisy = max((one for one in ours if one["private"] == "edp"), key=noise, default=None)
-        cells = f"{_text(plain['auc'])}, paper {paper / 100:.3f}", "–" if noisy is None else _text(noisy["auc"])
-        lines.append(f"| {model.upper()}, {task.upper()} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def noise(one: dict[str, Any]) -> tuple[float, bool, bool]:
-    """To sort by: z0; of the same, noise that is not too small and does not decay is more."""
-    return one["noise_multiplier"], one["noise"] == "calibrated", one["decay"] == "none"
-
-
-def _text(estimate: dict[str, float]) -> str:
-    return f"{estimate['value']:.3f} ({estimate['low']:.3f}, {estimate['high']:.3f})"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.parser("membership", __doc__)
@@ -197,12 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not any(map(final, flags.runs.glob("*"))):
         parser.error(f"--runs {flags.runs} holds no complete training: run python -m benchmarks.utility first")
     start = time.monotonic()
-    found = {"command": results.command("membership", flags, "--data DIR"), "seed": 0, "machine": machine()}
+    found: dict[str, Any] = {
+        "command": results.command("membership", flags, "--data DIR"),
+        "seed": 0,
+        "machine": machine(),
+    }
     found |= {"by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
     minutes = {"minutes": (time.monotonic() - start) / 60}
-    new, found = len(found["corpora"]), results.merged(flags.out, "membership", found, "corpora", lambda o: o["name"])
-    found |= minutes if len(found["corpora"]) == new else {}  # else it would have taken longer
-    results.save(flags.out, "membership", found, page(found))
+    new = len(found["corpora"])
+    found = results.merged(flags.out, "membership", found, "corpora", lambda one: one["name"])
+    if len(found["corpora"]) == new:  # else it would have taken longer
+        found |= minutes
+    results.save(flags.out, "membership", found, page("membership", found))
 
 
 if __name__ == "__main__":

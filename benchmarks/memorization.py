@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
-from benchmarks.results import machine
+from benchmarks.harness import results
+from benchmarks.harness.results import machine
+from benchmarks.report.render import page
 from edpsgd import files
-from edpsgd.ledger.guarantee import format_epsilon
 from mia.phrases import Configuration, insert_texts, make
 from tasks.language.dictionary import Dictionary
 from tasks.language.readers import write_jsonl
@@ -242,93 +242,6 @@ def _figures(folder: Path) -> dict[str, Any]:
     return {**{name: last[name] for name in kept if name in last}, "memorised": measured}
 
 
-_TITLES = {
-    1: "SGD and FedAvg, users as they are and IID",
-    2: "DP-FedAvg on users as they are",
-    4: "Other optimizers",
-    5: "DP-FedAvg on IID data",
-    6: "Only clipping",
-    7: "As many passes over the data for all",
-}
-
-
-def page(found: dict[str, Any]) -> str:
-    """The tables, to read."""
-    scale, about = found["scale"], found["machine"]
-    canaries = len(scale["rates"]) * scale["per"]
-    lines = [
-        "# What language models memorise of their users",
-        "",
-        f"`python -m benchmarks.memorization`, {found['minutes']:.0f} minutes of work. {about['processor']}, "
-        f"{about['cores']} cores. One seed each.",
-        f"Tables are numbered as in Thakkar et al. 2021. {scale['users']} generated users with about",
-        f"{scale['sentences']} sentences each, dictionary of {scale['words']} words, embeddings of {scale['size'][0]},",
-        f"LSTM of {scale['size'][1]}; {canaries} canaries of five words.",
-        "",
-        f"RS: canaries whose last three words are the least perplexing among {scale['suffixes']} random ones (by",
-        f"chance {canaries / (scale['suffixes'] + 1):.1g}). BS: found by beam search from the first word. Accuracy and",
-        "perplexity on other users, without canaries. ε is for adding or removing one user, at",
-        f"δ = {found['delta']:g}; the seed is 0 here, so it is the ε of the same training with a secret one. On IID",
-        "data users are made up, ε is for a made-up user, and a canary is spread over nearly as many of them as it has",
-        "insertions: the promise to single users does not cover what hundreds of them say. Exposure by chance has a",
-        "median of 1 bit: with DP-FedAvg, no canary is of rank 1 on users as they are, but those of the largest rates",
-        "rank well above chance. FedAvg's rate, batch and server were chosen among five settings by the perplexity on",
-        "the same test users; those of SGD were not.",
-        "All algorithms have as many passes over the data, but",
-        "for the small cohorts in Tables 1 and 4. FedAvg's server has momentum but where the name says otherwise.",
-    ]
-    for number, title in _TITLES.items():
-        members = [row for row in found["rows"] if number in row["tables"] and _belongs(number, row)]
-        if members:
-            lines += ["", f"## Table {number}: {title}", "", *_table(members)]
-    return "\n".join(lines) + "\n"
-
-
-def _belongs(number: int, row: dict[str, Any]) -> bool:
-    """Tables 2 and 5 differ in the data alone."""
-    return number not in (2, 5) or row["is_iid"] == (number == 5)
-
-
-def _table(members: Sequence[dict[str, Any]]) -> list[str]:
-    head = ("algorithm", "data", "batch", "steps", "RS", "BS", "median exposure", "accuracy", "perplexity", "ε")
-    body = [
-        (
-            row["name"],
-            "IID" if row["is_iid"] else "users",
-            f"{row['batch']} {'sentences' if row['name'].startswith('SGD') else 'users'}",
-            str(row["steps"]),
-            str(row["memorised"]["all"]["random_sampling"]),
-            str(row["memorised"]["all"]["beam_search"]),
-            f"{row['memorised']['all']['median_exposure']:.1f}",
-            f"{row['test_accuracy']:.1%}",
-            f"{row['test_perplexity']:.1f}",
-            format_epsilon(row["epsilon"]) if "epsilon" in row else "–",
-        )
-        for row in members
-    ]
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
-
-
-def readme_table(found: dict[str, Any]) -> str:
-    """On users as they are, for the README."""
-    canaries = len(found["scale"]["rates"]) * found["scale"]["per"]
-    lines = [
-        f"| | of {canaries} canaries memorised | perplexity | ε for adding or removing one user |",
-        "|---|---|---|---|",
-    ]
-    wanted = [
-        ("SGD", found["scale"]["batches"][0]),
-        *((n, found["scale"]["cohorts"][1]) for n in ("FedAvg", "DP-FedAvg")),
-    ]
-    for name, batch in wanted:
-        rows = [row for row in found["rows"] if (row["name"], row["batch"], row["is_iid"]) == (name, batch, False)]
-        [row] = rows
-        cost = f"{format_epsilon(row['epsilon'])} at δ = {found['delta']:g}" if "epsilon" in row else "–"
-        memorised = row["memorised"]["all"]["random_sampling"]
-        lines.append(f"| {name} | {memorised} | {row['test_perplexity']:.1f} | {cost} |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = results.reducible("memorization", __doc__)
@@ -338,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     if flags.page:
         found = results.load("memorization", flags.out)
-        return results.save(flags.out, "memorization", found, page(found))
+        return results.save(flags.out, "memorization", found, page("memorization", found))
     scale = REDUCED if flags.reduced else Scale()
     if (flags.out / "memorization.json").exists():
         _check_scale(results.load("memorization", flags.out)["scale"], scale, flags.out)
@@ -355,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = {"command": results.command("memorization", flags), "seed": 0, **collect(rows(scale), scale, flags.runs)}
     found = results.merged(flags.out, "memorization", found, "rows", lambda row: order.get(_row(row).folder, -1))
     found["minutes"] = (clock if is_whole else sum(row["seconds"] for row in found["rows"])) / 60
-    return results.save(flags.out, "memorization", found, page(found))
+    return results.save(flags.out, "memorization", found, page("memorization", found))
 
 
 if __name__ == "__main__":

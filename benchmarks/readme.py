@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import epoch_page, membership, memorization, recipes, results, step_time, tradeoff_page, utility
+from benchmarks.harness import results
+from benchmarks.report import readme_tables
+from benchmarks.report.blocks import Block, Found, Table
 
 HERE = Path(__file__).parent
 WHAT = {  # by their results: what commands measure
@@ -34,13 +36,17 @@ TIMED: dict[str, Callable[[dict[str, Any]], list[float]]] = {  # seconds that ar
 }
 
 
-def commands() -> str:
+def commands(_: Found) -> Iterator[Block]:
     """All commands, with the minutes that a whole run took."""
-    rows = []
-    for name, what in WHAT.items():
-        found = results.load(name)
-        rows.append((f"`{found['command']}`", what, lasted(name, found)))
-    return "\n".join(results.table(("command", "what it measures", "minutes of work, two cores"), rows))
+    yield Table[str](
+        "",
+        list(WHAT),
+        {
+            "command": lambda name: f"`{results.load(name)['command']}`",
+            "what it measures": lambda name: WHAT[name],
+            "minutes of work, two cores": lambda name: lasted(name, results.load(name)),
+        },
+    )
 
 
 def lasted(name: str, found: dict[str, Any]) -> str:
@@ -58,33 +64,33 @@ def lasted(name: str, found: dict[str, Any]) -> str:
     return f"more than {sum(TIMED[name](found)) / 60:.0f}" if name in TIMED else "not recorded"
 
 
-def _of(name: str, table: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
-    return lambda: table(results.load(name))
-
-
-TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+# by file and mark: the results that a table is of, and what shows them
+TABLES: dict[Path, dict[str, Callable[[Any], Iterator[Block]]]] = {
     HERE.parent / "README.md": {
-        "epoch_time": _of("epoch_time", epoch_page.readme_table),
-        "step_time": _of("step_time", step_time.readme_table),
-        "frontier": _of("tradeoff", tradeoff_page.readme_table),
-        "recipes": _of("recipes", recipes.readme_table),
+        "epoch_time": readme_tables.epoch_time,
+        "step_time": readme_tables.step_time,
+        "frontier": readme_tables.frontier,
+        "recipes": readme_tables.recipes,
     },
-    HERE.parent / "tasks/README.md": {"utility": _of("utility", utility.readme_table)},
+    HERE.parent / "tasks/README.md": {"utility": readme_tables.utility},
     HERE.parent / "mia/README.md": {
-        "membership": _of("membership", membership.readme_table),
-        "memorization": _of("memorization", memorization.readme_table),
+        "membership": readme_tables.membership,
+        "memorization": readme_tables.memorization,
     },
     HERE / "README.md": {"commands": commands},
 }
+SOURCES = {"frontier": "tradeoff", "commands": "bench"}  # of marks that are not named after results
 
 
 def updated(path: Path) -> str:
     """A README with each table between its marks."""
     text = path.read_text(encoding="utf-8")
-    for name, table in TABLES[path].items():
+    for name, show in TABLES[path].items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{table()}\n{end}{rest.partition(end)[2]}"
+        found = results.load(SOURCES.get(name, name))
+        table = "\n\n".join("\n".join(block.markdown()) for block in show(found))
+        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
     return text
 
 

@@ -15,20 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results, trainings
+from benchmarks.harness import results, trainings
+from benchmarks.harness.results import Piece
+from benchmarks.report.render import page
 
 DELTA = 1e-4
-_CONDITIONS = (
-    "ε is for adding or removing one utterance; it holds if the seed is secret, which it is not here, and if examples "
-    "lie in all batches as in those that were compared with autograd. It does not cover the choice of the recipe."
-)
 EPSILONS = (1.0, 3.0, 8.0, None)
 AIM = 8.0  # at which recipes are chosen
-_CHOSEN = (
-    f"Chosen by SER on validation data of SNIPS at ε = {AIM:g}, among these and a few that were stopped early; ATIS "
-    "has the same settings, but for CLC's batch. Tried, with SER on validation data:"
-)
-NAMES = {"clc": "CLC", "bert": "BERT (MiniLM)", "atis": "ATIS", "snips": "SNIPS", "generated": "generated"}
 _COMMON = {"clip_norm": 1.0, "dropout": 0.0, "warmup": 0.1, "precision": "bf16"}
 _BERT = {
     "freeze": "adapters:2", "batch_size": 1024, "epochs": 16, "learning_rate": 1.2e-2, "head_learning_rate": 2e-2,
@@ -71,14 +64,14 @@ def recipe(model: str, task: str) -> dict[str, Any]:
     return {**RECIPES, **REDUCED}[model, task]
 
 
-def train(model: str, task: str, epsilon: float | None, data: Path | None, runs: Path) -> dict[str, Any]:
+def train(model: str, task: str, epsilon: float | None, data: Path | None, runs: Path) -> Piece:
     """A row of the table."""
     folder = runs / f"{model}-{task}-{epsilon or 'plain'}"
     trainings.train({**settings(model, task, epsilon), "data": data}, folder)
     return {**_scores(model, task, folder), "epsilon": epsilon, "recipe": _followed(recipe(model, task), folder)}
 
 
-def attempt(number: int, data: Path | None, runs: Path) -> dict[str, Any]:
+def attempt(number: int, data: Path | None, runs: Path) -> Piece:
     """Something else that was tried."""
     (model, task, changes), folder = TRIED[number], runs / f"tried-{number}"
     trainings.train({**settings(model, task, AIM), **changes, "data": data}, folder)
@@ -91,12 +84,12 @@ def _followed(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**recipe, "precision": trainings.scores(folder)["precision"]} if "precision" in recipe else recipe
 
 
-def _scores(model: str, task: str, folder: Path) -> dict[str, Any]:
+def _scores(model: str, task: str, folder: Path) -> Piece:
     found = trainings.scores(folder)
     return {"model": model, "task": task, "spent": found.pop("epsilon", None), **found}
 
 
-def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def figures(pieces: dict[str, Piece]) -> dict[str, Any]:
     """All rows, and what else was tried."""
     order = {key: number for number, key in enumerate([*RECIPES, *REDUCED])}
     rows = sorted(pieces.values(), key=lambda row: (order[row["model"], row["task"]], row["epsilon"] or 1e9))
@@ -106,51 +99,11 @@ def figures(pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"delta": DELTA, "seed": 0, "is_complete": is_complete, "rows": chosen, "tried": tried}
 
 
-def page(found: dict[str, Any]) -> str:
-    """The figures, to read."""
-    rows = [
-        (NAMES[row["model"]], NAMES[row["task"]], f"{row['epsilon']:g}" if row["epsilon"] else "no privacy",
-         f"{row['test_ser']:.2f}", f"{100 - row['test_intent_accuracy']:.2f}", f"{row['test_slot_f1']:.2f}",
-         f"{row['validation_ser']:.2f}")
-        for row in found["rows"]
-    ]  # fmt: skip
-    lines = ["# What single-example units buy", "", results.made(found), ""]
-    lines += [f"δ = {found['delta']:g}, hash split, Poisson sampling, one seed. {_CONDITIONS}", ""]
-    head = ("model", "corpus", "ε", "SER", "intent error, %", "slot F1", "SER on validation data")
-    lines += results.table(head, rows)
-    lines += ["", "The recipes, as flags of `python -m tasks.train --private example --sampling poisson`:", ""]
-    recipes = {(row["model"], row["task"]): row["recipe"] for row in found["rows"]}
-    for (model, task), flags in recipes.items():
-        lines.append(f"- {NAMES[model]}, {NAMES[task]}: `{' '.join(trainings.flags(flags))}`")
-    lines += ["", _CHOSEN, ""] if found["tried"] else []
-    for row in found["tried"]:
-        flags = " ".join(trainings.flags(row["recipe"]))
-        lines.append(f"- {NAMES[row['model']]}, {NAMES[row['task']]}: {row['validation_ser']:.2f} with `{flags}`")
-    return "\n".join(lines) + "\n"
-
-
-def readme_table(found: dict[str, Any]) -> str:
-    """Error rates by ε, for the README."""
-    cells: dict[tuple[str, str], dict[float | None, str]] = {}
-    for row in found["rows"]:
-        cell = f"{row['test_ser']:.1f} ({100 - row['test_intent_accuracy']:.1f})"
-        cells.setdefault((row["model"], row["task"]), {})[row["epsilon"]] = cell
-    head = (
-        f"SER (intent error) in %, δ = {found['delta']:g}",
-        *(f"ε = {e:g}" if e else "no privacy" for e in EPSILONS),
-    )
-    rows = [
-        (f"{NAMES[model]}, {NAMES[task]}", *(row.get(epsilon, "–") for epsilon in EPSILONS))
-        for (model, task), row in cells.items()
-    ]
-    return "\n".join(results.table(head, rows))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     flags = trainings.parse("recipes", __doc__, "bert-snips-8.0, clc-atis-plain, ...", arguments)
     kept = results.Pieces(flags.out, "recipes", figures, page, flags.command)
-    works: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...], dict[str, Any]]] = {}
+    works: dict[str, tuple[Callable[..., Piece], tuple[Any, ...], dict[str, Any]]] = {}
     for model, task in REDUCED if flags.reduced else RECIPES:
         for epsilon in EPSILONS:
             name = f"{model}-{task}-{epsilon or 'plain'}"

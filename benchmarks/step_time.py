@@ -15,7 +15,7 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,37 +26,30 @@ import numpy.typing as npt
 import torch
 
 import edpsgd
-from benchmarks import on_workers, results
-from benchmarks.contenders import NAMES, PEERS, SLOW, Batch, Contender, Sizes, make, take_turns
+from benchmarks.harness import on_workers, results
+from benchmarks.harness.contenders import SLOW, Batch, Contender, make, take_turns
+from benchmarks.harness.step_rows import (
+    KINDS,
+    PARTS,
+    PEERS_UP_TO,
+    SIZES,
+    SLOW_ROUNDS,
+    WORKERS,
+    contenders_of,
+    figures,
+    settings,
+    summarise,
+)
+from benchmarks.report.render import page
 from edpsgd import tensors
 from edpsgd.mechanism import buffers
 from edpsgd.per_example import UnitGradients
-from edpsgd.per_example.engine import SELDOM
 
-WORKERS = 2
-KINDS = {"bert": "BERT", "clc": "CLC"}
 SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a worker
 FEW = ((14, 8),)  # of the reduced version
-PEERS_UP_TO = 32  # examples: a gradient for each of 128 does not fit into this machine
-OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "verified", "loop")
-VERIFIED_UP_TO = 32  # examples: in larger batches it costs as much more, and takes long to measure
-SIZES = {"bert": Sizes(30522, 10, 20), "clc": Sizes(5000, 10, 20)}
 LETTERS = 8  # of a word
-WARM_UP, SLOW_ROUNDS, TIMED_STEPS = 8, 3, 6  # the gradients of the first steps are compared with autograd
+WARM_UP, TIMED_STEPS = 8, 6  # the gradients of the first steps are compared with autograd
 CHECKED = ("groups", "example")  # and those of one step of many later on
-PARTS = {
-    "backward": "backward and norms",
-    "sums": "weighted sums",
-    "norm": "norm",
-    "scale": "scale",
-    "noise": "noise",
-    "ledger": "ledger",
-    "wire": "wire",
-    "adam": "Adam",
-    "rest": "forward and the rest",
-    "whole": "all",
-}
-
 
 # -------------------------------------------------------------------- what the two workers run
 
@@ -94,13 +87,6 @@ def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
     finally:
         for (owner, name, _), original in zip(places, originals, strict=True):
             setattr(owner, name, original)
-
-
-def contenders_of(is_peer: bool, size: int) -> list[str]:
-    """Who is in a row, by its batch."""
-    if is_peer:
-        return list(PEERS)
-    return [name for name in OURS if name != "verified" or size <= VERIFIED_UP_TO]
 
 
 def make_batches(kind: str, tokens: int, size: int, seed: int) -> tuple[Batch, list[Batch]]:
@@ -199,96 +185,6 @@ def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -
 # -------------------------------------------------------------------- what starts them and writes the report
 
 
-def quartiles(values: list[float]) -> list[float]:
-    """Lower quartile, median, upper quartile."""
-    return statistics.quantiles(values, n=4, method="inclusive")
-
-
-def summarise(job: dict[str, Any], measured: dict[str, Any], memory: dict[str, float]) -> dict[str, Any]:
-    """Medians, ratios within rounds, and the parts of a step."""
-    times = measured["times"]
-    contenders = {}
-    for contender in times:
-        pairs = [(own, sgd) for own, sgd in zip(times[contender], times["sgd"], strict=True) if own is not None]
-        own, check = statistics.median(own for own, _ in pairs), measured["checks"].get(contender)
-        contenders[contender] = {
-            "milliseconds": [1e3 * q for q in quartiles([own for own, _ in pairs])],
-            "ratio_to_sgd": quartiles([own / sgd for own, sgd in pairs]),
-            "ratio_with_checks": None,
-            "steps": len(pairs),
-            "peak_mib": memory.get(contender),
-            "memory_ratio": memory[contender] / memory["sgd"] if memory else None,
-        }
-        if check is not None:
-            slower = 1 + (check / own - 1) / SELDOM
-            ratio = contenders[contender]["ratio_to_sgd"][1]
-            contenders[contender] |= {"checked_ms": 1e3 * check, "ratio_with_checks": slower * ratio}
-    parts = {name: {k: 1e3 * v for k, v in found.items()} for name, found in measured["parts"].items()}
-    return {**job, "parameters": measured["parameters"], "contenders": contenders, "parts_ms": parts}
-
-
-def page(report: dict[str, Any]) -> str:
-    """The report for people."""
-    lines = [
-        "# Time and memory of a training step",
-        "",
-        results.made(report),
-        "",
-        f"{WORKERS} workers with one thread each, Adam, the ledger on disk. Medians, quartiles in brackets; ratios "
-        "compare steps of the same round. The gradients of units are compared with autograd in some of the first "
-        f"steps, and then in one of {SELDOM}: that is in the second ratio. Memory is the peak of a worker, with "
-        f"Python and libraries. BERT has the paper's configuration and {SIZES['bert'].words} word pieces, CLC learns "
-        f"{SIZES['clc'].words} word vectors; both end in a CRF. Slow trainings have {SLOW_ROUNDS} steps.",
-    ]
-    if not report["is_complete"]:
-        lines += ["", f"Not complete, not measured with this code: {', '.join(report['missing'])}."]
-    for row in report["rows"]:
-        lines += ["", f"## {_title(row)}", ""]
-        lines += ["| | ms per step | over SGD | with checks | peak memory, MiB | over SGD |", "|---" * 6 + "|"]
-        for contender, figures in row["contenders"].items():
-            low, mid, high = figures["milliseconds"]
-            ratio = "{1:.3f} ({0:.3f} to {2:.3f})".format(*figures["ratio_to_sgd"])
-            checked = f"{figures['ratio_with_checks']:.3f}" if figures["ratio_with_checks"] else "–"
-            has_memory = figures["peak_mib"] is not None
-            memory = f"{figures['peak_mib']:.0f} | {figures['memory_ratio']:.2f}" if has_memory else "– | –"
-            spread = f"{mid:.0f} ({low:.0f} to {high:.0f})"
-            lines.append(f"| {NAMES[contender]} | {spread} | {ratio} | {checked} | {memory} |")
-        if row["parts_ms"]:
-            lines += ["", f"| of a private step, ms | {' | '.join(PARTS.values())} |", "|---" * (1 + len(PARTS)) + "|"]
-        for contender, parts in row["parts_ms"].items():
-            lines.append(f"| {NAMES[contender]} | {' | '.join(f'{parts[part]:.1f}' for part in PARTS)} |")
-    return "\n".join(lines) + "\n"
-
-
-def readme_table(found: dict[str, Any]) -> str:
-    """Ratios over SGD from the lowest to the highest of a model's rows, checks included, and the most memory."""
-    models: dict[str, list[dict[str, Any]]] = {}
-    for row in found["rows"]:
-        models.setdefault(_name(row), []).append(row["contenders"])
-    names = ("groups", "example", "verified", "loop", "opacus_hooks", "opacus_ghost")
-    body = [
-        (model, *(_range([one[name] for one in rows if name in one]) for name in names))
-        for model, rows in models.items()
-    ]
-    return "\n".join(results.table(("a step over SGD's (memory)", *(NAMES[name] for name in names)), body))
-
-
-def _range(found: Sequence[dict[str, Any]]) -> str:
-    if not found:
-        return "–"
-    ratios = [one["ratio_with_checks"] or one["ratio_to_sgd"][1] for one in found]
-    return f"{min(ratios):.2f} to {max(ratios):.2f} ({max(one['memory_ratio'] for one in found):.2f})"
-
-
-def _name(row: dict[str, Any]) -> str:
-    variant = {"bert": "BERT without CRF", "clc": "BiLSTM without CRF and characters"}
-    return (variant if row["is_peer"] else KINDS)[row["kind"]]
-
-
-def _title(row: dict[str, Any]) -> str:
-    return f"{_name(row)}, {row['parameters'] / 1e6:.1f} M parameters, {row['tokens']} tokens, batch {row['size']}"
-
-
 def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
     """What is measured: every model in every shape, and the variants of the peers."""
     return {
@@ -299,18 +195,6 @@ def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
         for kind in KINDS
         for tokens, size in chosen
     }  # fmt: skip
-
-
-def settings(work: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """What a row must have been measured with; those without ``verify="always"`` are as they were before it."""
-    contenders = contenders_of(work["is_peer"], work["size"])
-    return {"rounds": rounds, "contenders": contenders} if "verified" in contenders else {"rounds": rounds}
-
-
-def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """All rows that are wanted, as they are, in this order; ``wanted`` has their settings."""
-    missing, rows = results.missing(pieces, wanted), [pieces[name] for name in wanted if name in pieces]
-    return {"is_complete": not missing, "missing": missing, "seed": 0, "names": NAMES, "rows": rows}
 
 
 def measured(job: dict[str, Any], rounds: int, has_memory: bool = True) -> dict[str, Any]:

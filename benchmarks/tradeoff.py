@@ -25,12 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import recipes, results, trainings
-from benchmarks.membership import PAPER as PAPER_AUC
+from benchmarks import recipes
+from benchmarks.harness import results, trainings
+from benchmarks.harness.noise_search import ALLOWED, DELTA, GRID, TUNED
+from benchmarks.harness.published import ATTACK_AUCS, CHANGES, ERROR_RATES
+from benchmarks.harness.results import Piece
+from benchmarks.harness.rows import Epsilons, Frontier, FrontierPoint, Published, TableRow, TableRun
 from benchmarks.membership import SHADOW, shadow_attack
-from benchmarks.tradeoff_page import page
-from benchmarks.utility import ALLOWED, DELTA, GRID, TUNED
-from benchmarks.utility import PAPER as PAPER_SER
+from benchmarks.report.render import page
 from edpsgd import Ledger, accounting
 from edpsgd.schedules import parse_decay
 from mia.candidates import open_run
@@ -41,14 +43,6 @@ TAUS = {
     "linear": (0.02, 0.05, 0.07, 0.1, 0.3, 0.5, 0.7, 0.9),
     "exponential": (0.01, 0.02, 0.05, 0.08, 0.1, 0.2, 0.35, 0.5),
 }
-PAPER = {  # changes of SER and AUC in %, log10 ε: Table 1 of Dupuy et al. 2021
-    ("clc", "atis"): {"none": (-12.9, -8.26, 4.4), "linear": (-10.6, -11.6, 5.8), "exponential": (-11.9, -11.3, 24.4)},
-    ("clc", "snips"): {"none": (-1.8, -2.5, 3.1), "linear": (-10.3, 1.8, 6.5), "exponential": (-6.7, 4.4, 17.4)},
-    ("clc", "nlu-eval"): {"none": (-0.7, -1.4, 2.0), "linear": (3.6, -7.6, 2.7), "exponential": (1.4, -4.6, 22.1)},
-    ("bert", "atis"): {"none": (1.3, -2.5, 5.9), "linear": (-9.7, -5.2, 6.3), "exponential": (-4.1, -5.8, 11.1)},
-    ("bert", "snips"): {"none": (-21.5, -8.3, 2.7), "linear": (-20.3, -9.2, 2.3), "exponential": (-7.1, -8.3, 2.7)},
-    ("bert", "nlu-eval"): {"none": (-2.4, -7.6, 2.2), "linear": (4.6, -11.6, 1.7), "exponential": (0.3, -9.5, 2.3)},
-}
 UNITS = {"1": 2, "4": 8, "16": 32, "example": None}  # by K: micro-batches of two workers
 EPSILONS = (1.0, 10.0, 1e2, 1e3, 1e4, 1e5, 1e6)
 DECAYS = ("none", "linear", "exponential")
@@ -56,7 +50,6 @@ USELESS = 95.0  # SER: with less ε than that takes, next to nothing is learned
 
 FIRST = 3  # of GRID, where the search begins
 
-Piece = dict[str, Any]
 _SMALL = {**recipes.SMALL, "epochs": 8, "batch_size": 16, "learning_rate": 1e-2}
 SETTINGS = {**TUNED, ("clc", "generated"): _SMALL, ("clc", "generated-2"): _SMALL}
 SHADOWS = {**SHADOW, "generated": "generated-2"}
@@ -73,7 +66,7 @@ class Extent:
         epsilons: of the frontier.
     """
 
-    pairs: Sequence[tuple[str, str]] = tuple(PAPER)
+    pairs: Sequence[tuple[str, str]] = tuple(CHANGES)
     has_search: bool = True
     frontier: tuple[str, str] = ("clc", "snips")
     epsilons: Sequence[float] = EPSILONS
@@ -190,7 +183,7 @@ def _real_share(setting: Setting, folder: Path) -> float:
     return (events[0].noise_multiplier or 0.0) / setting.noise_multiplier
 
 
-def epsilons(setting: Setting, share: float) -> dict[str, float]:
+def epsilons(setting: Setting, share: float) -> Epsilons:
     """By the paper's formula and exactly: for the printed multiplier, and for the real one."""
     factors = accounting.decay_factors(SETTINGS[setting.model, setting.task]["epochs"], parse_decay(setting.decay))
     printed = [setting.noise_multiplier * factor for factor in factors]
@@ -332,10 +325,10 @@ def is_complete(pieces: dict[str, Piece], extent: Extent, seeds: int) -> bool:
     return True
 
 
-def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
+def _rows(pieces: dict[str, Piece]) -> Iterator[TableRow]:
     """One for each model, corpus and decay that was run; further seeds of what was chosen belong to it."""
     runs = {Setting(**piece["table"]): piece for piece in pieces.values() if "table" in piece}
-    for model, task in [*PAPER, *REDUCED.pairs]:
+    for model, task in [*CHANGES, *REDUCED.pairs]:
         ours = {setting: piece for setting, piece in runs.items() if (setting.model, setting.task) == (model, task)}
         plain = Setting(model, task)
         if plain not in ours:
@@ -346,44 +339,62 @@ def _rows(pieces: dict[str, Piece]) -> Iterator[dict[str, Any]]:
             if tried:
                 best = plain if kind == "plain" else choose(tried, limit)
                 same = [setting for setting in ours if replace(setting, seed=0) == best]
-                row = _row(best, [(setting, ours[setting]) for setting in same], pieces)
-                precisions = sorted({_precision(piece) for piece in tried.values()})
-                row |= {"tried": len(tried), "precisions_tried": precisions}
-                yield {**row, "is_allowed": ours[best]["validation_ser"] <= limit}
+                row = _row(best, [(setting, ours[setting]) for setting in same], pieces, list(tried.values()))
+                row["is_allowed"] = ours[best]["validation_ser"] <= limit
+                yield row
 
 
 def _precision(piece: Piece) -> str:
     return str(piece.get("precision", "bf16"))
 
 
-def _row(setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece]) -> dict[str, Any]:
+def _row(
+    setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece], tried: Sequence[Piece]
+) -> TableRow:
     settings: dict[str, Any] = {name: runs[0][1][name] for name in ("epochs", "utterances")}
     if setting.kind != "plain":
         tau = float(setting.decay.partition(":")[2] or 0) or None
         settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
         settings |= {"noise_multiplier": setting.noise_multiplier, "clip_norm": setting.clip_norm}
-    found = []
+    found: list[TableRun] = []
     settings["precision"] = ", ".join(sorted({_precision(run) for _, run in runs}))
     processor = ", ".join(dict.fromkeys(run["machine"]["processor"] for _, run in runs))
     for one, run in runs:
         attack = pieces.get(f"attack-{one.name}", {})
         is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
-        kept = {name: run[name] for name in ("validation_ser", "test_ser", "epsilon", "real_share", "clip_fraction")}
-        attacked = {name: attack[name] if is_same else None for name in ("auc", "roc")}
-        found.append({"seed": one.seed, **kept, **attacked})
-    about = {"model": setting.model, "task": setting.task, "decay": setting.kind, "settings": settings}
-    paper = _published(setting.model, setting.task, setting.kind)
-    return {**about, "runs": found, "paper": paper, "processor": processor}
+        found.append(
+            {
+                "seed": one.seed,
+                "validation_ser": run["validation_ser"],
+                "test_ser": run["test_ser"],
+                "epsilon": run["epsilon"],
+                "real_share": run["real_share"],
+                "clip_fraction": run["clip_fraction"],
+                "auc": attack["auc"] if is_same else None,
+                "roc": attack["roc"] if is_same else None,
+            }
+        )
+    return {
+        "model": setting.model,
+        "task": setting.task,
+        "decay": setting.kind,
+        "settings": settings,
+        "runs": found,
+        "paper": _published(setting.model, setting.task, setting.kind),
+        "processor": processor,
+        "tried": len(tried),
+        "precisions_tried": sorted({_precision(piece) for piece in tried}),
+    }
 
 
-def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
+def _published(model: str, task: str, kind: str) -> Published | None:
     """The paper's figures of a row, computed from the changes that it prints."""
-    if (model, task) not in PAPER:
+    if (model, task) not in CHANGES:
         return None
-    ser, auc = PAPER_SER[model, task], PAPER_AUC[model, task] / 100
+    ser, auc = ERROR_RATES[model, task], ATTACK_AUCS[model, task] / 100
     if kind == "plain":
         return {"ser": ser, "auc": auc, "log10_epsilon": None}
-    of_ser, of_auc, power = PAPER[model, task][kind]
+    of_ser, of_auc, power = CHANGES[model, task][kind]
     return {
         "ser": round(ser * (1 + of_ser / 100), 1),
         "auc": round(auc * (1 + of_auc / 100), 3),
@@ -391,28 +402,40 @@ def _published(model: str, task: str, kind: str) -> dict[str, Any] | None:
     }
 
 
-def _frontier(pieces: dict[str, Piece]) -> dict[str, Any] | None:
+def _frontier(pieces: dict[str, Piece]) -> Frontier | None:
     points = [piece for piece in pieces.values() if "frontier" in piece]
     if not points:
         return None
     order = list(UNITS)
     points.sort(key=lambda piece: (order.index(piece["frontier"]["unit"]), piece["frontier"]["target"] or 0.0))
-    about = points[0]["frontier"]
+    about, first = points[0]["frontier"], points[0]
     plain = [point for point in points if point["frontier"]["target"] is None]
     return {
-        **{name: about[name] for name in ("model", "task", "batch", "delta")},
-        **{name: points[0][name] for name in ("epochs", "utterances")},
-        **{name: points[0]["settings"][name] for name in ("layers", "hidden")},
+        "model": about["model"],
+        "task": about["task"],
+        "batch": about["batch"],
+        "delta": about["delta"],
+        "epochs": first["epochs"],
+        "utterances": first["utterances"],
+        "layers": first["settings"]["layers"],
+        "hidden": first["settings"]["hidden"],
         "useless": USELESS,
         "seed": 0,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
         "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
-        "points": [
-            {"unit": point["frontier"]["unit"], "target": point["frontier"]["target"],
-             **{name: point[name] for name in ("epsilon", "test_ser", "test_intent_accuracy", "test_slot_f1")}}
-            for point in points if point["frontier"]["target"] is not None
-        ],
-    }  # fmt: skip
+        "points": [_point(point) for point in points if point["frontier"]["target"] is not None],
+    }
+
+
+def _point(point: Piece) -> FrontierPoint:
+    return {
+        "unit": point["frontier"]["unit"],
+        "target": point["frontier"]["target"],
+        "epsilon": point["epsilon"],
+        "test_ser": point["test_ser"],
+        "test_intent_accuracy": point["test_intent_accuracy"],
+        "test_slot_f1": point["test_slot_f1"],
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes sure that a Chromium and its driver are there for tests/benchmarks/test_report_page.py, which is skipped without them.
+# Makes sure that a Chromium and its driver are there for tests/benchmarks/report/test_browser.py, which is skipped without them.
 #
 #   scripts/browser.sh
 #

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import results
+from benchmarks.harness import results
 from tests.helpers.paths import ROOT
 from tests.test_launchers import environment
 

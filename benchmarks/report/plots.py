@@ -11,14 +11,30 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import matplotlib.style
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from benchmarks.harness.rows import (
+    AuditRow,
+    Audits,
+    CostModel,
+    EpochRow,
+    EpochTime,
+    Frontier,
+    Recipes,
+    TableRow,
+    TimedEpoch,
+    Tradeoff,
+)
 from edpsgd.accounting import decay_factors, gaussian_epsilon
 from edpsgd.schedules import parse_decay
 
@@ -70,30 +86,41 @@ def shown(name: str) -> str:
     return name if name.startswith("generated") else name.upper()
 
 
-def svg(label: str, draw: Callable[[Axes], None], size: tuple[int, int] = WHOLE) -> str:
-    """An SVG element to put into a page; the same figures always give the same text.
+@dataclass(frozen=True)
+class Panel:
+    """One plot, which is drawn when a page with plots is made.
 
     Args:
         label: what it shows, for those who do not see it. No two plots of a page may have the same.
         draw: draws it.
         size: width and height.
     """
-    with matplotlib.style.context(["default", {**_STYLE, "svg.hashsalt": label}]):
-        figure, text = Figure(figsize=(size[0] / 72, size[1] / 72), layout="constrained"), io.StringIO()
-        axes = figure.subplots()
-        draw(axes)
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _for_a_page(text.getvalue(), label, _digest(axes))
+
+    label: str
+    draw: Callable[[Axes], None]
+    size: tuple[int, int] = WHOLE
+
+    def svg(self) -> str:
+        """An SVG element to put into a page; the same figures always give the same text."""
+        width, height = self.size
+        without = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        with matplotlib.style.context(["default", {**_STYLE, "svg.hashsalt": self.label}]):
+            figure, text = Figure(figsize=(width / 72, height / 72), layout="constrained"), io.StringIO()
+            axes = figure.subplots()
+            self.draw(axes)
+            figure.savefig(text, format="svg", metadata=without)
+        return _for_a_page(text.getvalue(), self.label, _digest(axes))
 
 
 def _digest(axes: Axes) -> str:
     """Of what is drawn, but not of how, which depends on the machine's fonts."""
-    drawn = [
-        (line.get_label(), line.get_marker(), line.get_alpha(), [f"{x:.6g} {y:.6g}" for x, y in line.get_xydata()])
-        for line in axes.lines
-    ]
+    drawn = [(line.get_label(), line.get_marker(), line.get_alpha(), _points(line)) for line in axes.lines]
     names = [label.get_text() for label in axes.get_yticklabels()]
     return hashlib.sha256(repr((drawn, names)).encode()).hexdigest()[:16]
+
+
+def _points(line: Line2D) -> list[str]:
+    return [f"{x:.6g} {y:.6g}" for x, y in np.asarray(line.get_xydata())]
 
 
 def _for_a_page(text: str, label: str, digest: str) -> str:
@@ -111,9 +138,10 @@ def _for_a_page(text: str, label: str, digest: str) -> str:
 # -------------------------------------------------------------------- the plots
 
 
-def frontier(found: dict[str, Any]) -> list[str]:
+def frontier(about: Frontier) -> list[Panel]:
     """SER against ε, one line for each unit."""
-    about = found["frontier"]
+    if not about["points"]:
+        return []
     units: dict[str, list[tuple[float, float]]] = {}
     for point in about["points"]:
         units.setdefault(point["unit"], []).append((point["epsilon"], point["test_ser"]))
@@ -129,7 +157,7 @@ def frontier(found: dict[str, Any]) -> list[str]:
         axes.set_ylim(bottom=0)
         _labels(axes, f"ε at δ = {about['delta']:g}", "semantic error rate, %")
 
-    return [svg(f"Semantic error rate against epsilon, {_of(about['model'], about['task'])}", draw)]
+    return [Panel(f"Semantic error rate against epsilon, {_of(about['model'], about['task'])}", draw)]
 
 
 def unit_name(unit: str) -> str:
@@ -137,7 +165,7 @@ def unit_name(unit: str) -> str:
     return "single examples" if unit == "example" else f"K = {unit}"
 
 
-def multipliers(found: dict[str, Any]) -> list[str]:
+def multipliers(found: EpochTime) -> list[Panel]:
     """Time of an epoch over that of SGD: one line of marks for each model and corpus."""
     rows = found["rows"]
     used = {name for row in rows for name in row["contenders"]} - {"sgd"}
@@ -162,10 +190,10 @@ def multipliers(found: dict[str, Any]) -> list[str]:
 
     entries = [*(found["names"][name] for name in order), "the paper's eDP-SGD", "the paper's DP-SGD"]
     height = 90 + 22 * len(entries) // _columns(entries, WHOLE[0]) + 34 * len(rows)
-    return [svg("Time of an epoch over that of SGD", draw, (WHOLE[0], height))]
+    return [Panel("Time of an epoch over that of SGD", draw, (WHOLE[0], height))]
 
 
-def decays(found: dict[str, Any]) -> list[str]:
+def decays(found: Tradeoff) -> list[Panel]:
     """Noise that is really there, and the ε that is spent, epoch by epoch."""
     rows = example_of_decays(found)
     if not rows:
@@ -180,35 +208,35 @@ def decays(found: dict[str, Any]) -> list[str]:
             _line(axes, list(enumerate(curve(noise), 1)), number, decay.replace(":", ", τ = "))
         axes.set_yscale("log")
         _powers(axes, "y")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
         _labels(axes, "epoch", name)
 
     def spent(noise: list[float]) -> list[float]:
         return [gaussian_epsilon(noise[: epoch + 1], found["delta"]) for epoch in range(len(noise))]
 
     return [
-        svg(f"Noise multiplier by epoch, {title}", lambda axes: draw(axes, "real noise multiplier", list), PANEL),
-        svg(f"Epsilon by epoch, {title}", lambda axes: draw(axes, f"ε at δ = {found['delta']:g}", spent), PANEL),
+        Panel(f"Noise multiplier by epoch, {title}", lambda axes: draw(axes, "real noise multiplier", list), PANEL),
+        Panel(f"Epsilon by epoch, {title}", lambda axes: draw(axes, f"ε at δ = {found['delta']:g}", spent), PANEL),
     ]
 
 
-def example_of_decays(found: dict[str, Any]) -> list[dict[str, Any]]:
+def example_of_decays(found: Tradeoff) -> list[TableRow]:
     """The private rows of the first model and corpus that has most of them."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[TableRow]] = {}
     for row in found["table"]:
         if row["decay"] != "plain":
             groups.setdefault((row["model"], row["task"]), []).append(row)
     return max(groups.values(), key=len, default=[])
 
 
-def noise_of(row: dict[str, Any]) -> list[float]:
+def noise_of(row: TableRow) -> list[float]:
     """The noise multipliers of all epochs, as they really are."""
     settings, share = row["settings"], next((r["real_share"] for r in row["runs"] if r["real_share"]), 1.0)
     factors = decay_factors(settings["epochs"], parse_decay(settings["decay"]))
     return [settings["noise_multiplier"] * share * factor for factor in factors]
 
 
-def roc(found: dict[str, Any]) -> list[str]:
+def roc(found: Tradeoff) -> list[Panel]:
     """ROC curves of the shadow attack, a panel for each model."""
     rows = [row for row in found["table"] if any(run["roc"] for run in row["runs"])]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
@@ -227,16 +255,16 @@ def roc(found: dict[str, Any]) -> list[str]:
 
     models, height = dict.fromkeys(row["model"] for row in rows), PANEL[1] + 60 + 10 * len(tasks)
     return [
-        svg(f"ROC curves of the shadow attack, {shown(m)}", lambda axes, m=m: draw(axes, m), (PANEL[0], height))
+        Panel(f"ROC curves of the shadow attack, {shown(m)}", partial(draw, model=m), (PANEL[0], height))
         for m in models
     ]
 
 
-def _auc(row: dict[str, Any]) -> float:
+def _auc(row: TableRow) -> float:
     return max((run["auc"]["value"] for run in row["runs"] if run["auc"]), default=0.0)
 
 
-def audits(found: dict[str, Any]) -> list[str]:
+def audits(found: Audits) -> list[Panel]:
     """Claimed μ and the lower bound of it that was found."""
     rows = found["rows"]
 
@@ -256,16 +284,16 @@ def audits(found: dict[str, Any]) -> list[str]:
         axes.set_xlim(left=0)
         _labels(axes, "μ", None)
 
-    return [svg("Audited lower bounds of mu against claims", draw, (WHOLE[0], 130 + 46 * len(rows)))]
+    return [Panel("Audited lower bounds of mu against claims", draw, (WHOLE[0], 130 + 46 * len(rows)))]
 
 
-def audit_name(row: dict[str, Any], between: str = ", ") -> str:
+def audit_name(row: AuditRow, between: str = ", ") -> str:
     """What was audited, in short."""
     scales = "" if row["scaling"] in (None, "none") else f", {row['scaling']} scales"
     return f"{row['noise']}, K = {row['micro_batches']}{between}{row['clipping'].replace('_', ' ')}{scales}"
 
 
-def scaling(found: dict[str, Any]) -> list[str]:
+def scaling(found: EpochTime) -> list[Panel]:
     """The predicted ratio for more workers, and the measured one for few."""
 
     def draw(axes: Axes) -> None:
@@ -282,16 +310,16 @@ def scaling(found: dict[str, Any]) -> list[str]:
         axes.xaxis.set_minor_locator(NullLocator())
         _labels(axes, "workers", "time of a step over SGD's")
 
-    return [svg("Time of a step over that of SGD for more workers: a prediction", draw)]
+    return [Panel("Time of a step over that of SGD for more workers: a prediction", draw)]
 
 
-def measured_ratios(about: dict[str, Any]) -> list[tuple[int, float]]:
+def measured_ratios(about: CostModel) -> list[tuple[int, float]]:
     """Workers and eDP-SGD's time over SGD's, where both were measured."""
     times = {(one["workers"], one["contender"]): one["ms"] for one in about["measured"]}
     return [(n, times[n, "edp"] / times[n, "sgd"]) for n, name in times if name == "edp" and (n, "sgd") in times]
 
 
-def recipes(found: dict[str, Any]) -> list[str]:
+def recipes(found: Recipes) -> list[Panel]:
     """SER at small ε, a panel for each model."""
     budgets = sorted({row["epsilon"] for row in found["rows"] if row["epsilon"] is not None})
     places = {budget: place for place, budget in enumerate([*budgets, None])}
@@ -307,9 +335,7 @@ def recipes(found: dict[str, Any]) -> list[str]:
         _labels(axes, f"ε at δ = {found['delta']:g}", "semantic error rate, %", shown(model))
 
     models = dict.fromkeys(row["model"] for row in found["rows"])
-    return [
-        svg(f"Semantic error rate at small epsilon, {shown(m)}", lambda axes, m=m: draw(axes, m), PANEL) for m in models
-    ]
+    return [Panel(f"Semantic error rate at small epsilon, {shown(m)}", partial(draw, model=m), PANEL) for m in models]
 
 
 # -------------------------------------------------------------------- parts of them
@@ -323,11 +349,11 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], number: int, label:
 
 def _mark(axes: Axes, x: float, y: float, number: int, is_hollow: bool = False, strength: float = 1.0) -> None:
     face = GROUND if is_hollow else COLOURS[number]
-    style = {"color": COLOURS[number], "markerfacecolor": face, "linestyle": "none", "alpha": strength}
+    style: dict[str, Any] = {"color": COLOURS[number], "markerfacecolor": face, "linestyle": "none", "alpha": strength}
     axes.plot(x, y, marker=MARKERS[number], **style)
 
 
-def _ratio(axes: Axes, one: dict[str, Any], height: int, number: int) -> None:
+def _ratio(axes: Axes, one: TimedEpoch, height: int, number: int) -> None:
     strength = PALE if one["is_extrapolated"] else 1.0
     axes.plot(one["ratio_spread"], [height - 0.1] * 2, color=COLOURS[number], linewidth=1.5, alpha=strength)
     _mark(axes, one["ratio"], height - 0.1, number, strength=strength)
@@ -351,14 +377,16 @@ def _labels(axes: Axes, x: str, y: str | None, title: str | None = None) -> None
     """Names of the axes; the legend stands above the plot, in two columns if its texts are short."""
     axes.set_xlabel(x)
     axes.set_ylabel(y or "")
-    figure, (handles, texts) = axes.get_figure(), axes.get_legend_handles_labels()
+    figure = cast(Figure, axes.get_figure())
+    handles, texts = axes.get_legend_handles_labels()
+    has_lines = any(cast(Line2D, handle).get_linestyle() != "None" for handle in handles)
     legend = figure.legend(
         handles,
         texts,
         loc="outside upper left",
         ncols=_columns(texts, 72 * figure.get_size_inches()[0]),
         title=title,
-        handlelength=1.0 if all(handle.get_linestyle() == "None" for handle in handles) else 2.4,
+        handlelength=2.4 if has_lines else 1.0,
     )
     legend.set_alignment("left")
     legend.get_title().set_fontweight("bold")
@@ -398,7 +426,7 @@ def _few_ticks(axes: Axes) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _group(row: dict[str, Any]) -> str:
+def _group(row: EpochRow) -> str:
     return _raised(_of(row["model"], row["corpus"])) + ("*" if row["is_peer"] else "")
 
 

@@ -1,21 +1,19 @@
-"""One page with all evidence: `python -m benchmarks.report` writes report.html and report.md from the results.
-
-Every figure comes from the JSON files of the benchmarks. What was not measured is named, with the command for it.
-"""
+"""Makes one page of all results, as HTML and as Markdown."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from benchmarks.report_blocks import Block, Found, Plots, Section, Table, Text, as_html, as_markdown, made, place
-from benchmarks.report_sections import SECTIONS
-from benchmarks.results import RESULTS, load
+from benchmarks.harness.results import load
+from benchmarks.harness.rows import EpochRow, RecipeRow, Tradeoff
+from benchmarks.report.blocks import Block, Found, Plots, Section, Table, Text, as_html, as_markdown, made, place
+from benchmarks.report.sections import SECTIONS
 
+TEMPLATE = Path(__file__).with_name("template.html")
 TITLE = "What private training costs, and what it protects"
 LEAD = (
     "All measurements of `edpsgd`, a differentially private optimizer for PyTorch and Horovod, with the command, "
@@ -42,21 +40,22 @@ def headlines(found: dict[str, Found]) -> Iterator[Headline]:
     if "recipes" in found:
         yield from _price(found["recipes"]["rows"], found["recipes"]["delta"])
     if "tradeoff" in found:
-        yield from _shortfall(found["tradeoff"])
+        yield from _shortfall(cast(Tradeoff, found["tradeoff"]))
     if "audits" in found:
         paper = [row["is_refuted"] for row in found["audits"]["rows"] if row["noise"] == "paper"]
         text = "claims of the published noise that an audit refutes"
         yield from [Headline(f"{sum(paper)} of {len(paper)}", text, "audits.json")] if paper else []
 
 
-def _speed(rows: Sequence[Found]) -> Iterator[Headline]:
+def _speed(rows: Sequence[EpochRow]) -> Iterator[Headline]:
     timed = [(row["contenders"]["edp"], place(row)) for row in rows if "edp" in row["contenders"]]
     ours = [(one["ratio"], where) for one, where in timed if not one["is_extrapolated"]]
     if ours:
         ratio, where = max(ours)
         text = f"plain training's time for an epoch of eDP-SGD, at worst of {len(ours)} that were measured ({where})"
         yield Headline(f"{ratio:.2f}×", text, "epoch_time.json")
-    edp, vanilla = ([row["paper"][n] for row in rows if (row["paper"] or {}).get(n)] for n in ("edp", "dp_sgd"))
+    papers = [row["paper"] for row in rows if row["paper"]]
+    edp, vanilla = ([paper[name] for paper in papers if name in paper] for name in ("edp", "dp_sgd"))
     if edp:
         also = f", and {_range(vanilla)} for vanilla DP-SGD" if vanilla else ""
         text = f"in the paper, for the same on its public corpora and eight GPUs{also}"
@@ -68,7 +67,7 @@ def _range(values: Sequence[float]) -> str:
     return f"{low}×" if low == high else f"{low}–{high}×"
 
 
-def _price(rows: Sequence[Found], delta: float, aim: float = 8.0) -> Iterator[Headline]:
+def _price(rows: Sequence[RecipeRow], delta: float, aim: float = 8.0) -> Iterator[Headline]:
     """Of the trainings at some ε, the one with the lowest error rate."""
     tried = [row for row in rows if row["epsilon"] == aim]
     best = min(tried, key=lambda row: row["test_ser"], default=None)
@@ -83,7 +82,7 @@ def _price(rows: Sequence[Found], delta: float, aim: float = 8.0) -> Iterator[He
         yield Headline(f"{best['test_ser']:.1f}\u00a0%", text, "recipes.json")
 
 
-def _shortfall(found: Found) -> Iterator[Headline]:
+def _shortfall(found: Tradeoff) -> Iterator[Headline]:
     shares = [run["real_share"] for row in found["table"] for run in row["runs"]]
     factors = [1 / share for share in shares if share and share < 1]
     if factors:
@@ -102,19 +101,28 @@ def collect(folder: Path) -> dict[str, Found]:
 def content(section: Section, found: dict[str, Found]) -> list[Block]:
     """What a section shows; tables without rows and plots without panels are left out."""
     name = section.source
-    if name is None:
-        return [block for block in section.show(found) if not _is_empty(block)]
     if name not in found:
         return [Text(f"Not measured yet: `python -m benchmarks.{name}` measures it.", "missing")]
     try:
         blocks = [block for block in section.show(found[name]) if not _is_empty(block)]
     except KeyError as error:
         raise ValueError(f"{name}.json has no {error}: python -m benchmarks.{name} writes it anew") from error
-    return [*(blocks or [Text("Not part of this measurement.", "missing")]), made(name, found[name])]
+    return blocks or [Text("Not part of this measurement.", "missing")]
 
 
 def _is_empty(block: Block) -> bool:
     return (isinstance(block, Table) and not block.rows) or (isinstance(block, Plots) and not block.panels)
+
+
+def page(name: str, found: Found) -> str:
+    """The Markdown page of a results file: its sections, and how they came about."""
+    lines: list[str] = []
+    for section in SECTIONS:
+        if section.source == name:
+            lines += [f"{'##' if lines else '#'} {section.title}", ""]
+            for block in content(section, {name: found}):
+                lines += [*block.markdown(), ""]
+    return "\n".join([*lines, *made(name, found).markdown()]) + "\n"
 
 
 class Report(NamedTuple):
@@ -126,7 +134,12 @@ class Report(NamedTuple):
 
 def build(found: dict[str, Found]) -> Report:
     """The report on some results."""
-    return Report(list(headlines(found)), [(one, content(one, found)) for one in SECTIONS])
+    sections = []
+    for section in SECTIONS:
+        is_measured = section.source in found
+        origin = [made(section.source, found[section.source])] if is_measured else []
+        sections.append((section, [*content(section, found), *origin]))
+    return Report(list(headlines(found)), sections)
 
 
 def html(report: Report) -> str:
@@ -150,7 +163,7 @@ def html(report: Report) -> str:
         ),
         "sections": "\n".join(sections),
     }
-    return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(parts)
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(parts)
 
 
 def markdown(report: Report) -> str:
@@ -165,17 +178,13 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="folder of the figures")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the report")
-    flags = parser.parse_args(arguments)
-    report = build(collect(flags.results))
-    flags.out.mkdir(parents=True, exist_ok=True)
-    for name, text in (("report.html", html(report)), ("report.md", markdown(report))):
-        (flags.out / name).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def write_report(results: Path, out: Path) -> None:
+    """Writes a page of each results file of a folder, and report.html and report.md, into another one."""
+    found = collect(results)
+    report = build(found)
+    texts = {"report.html": html(report), "report.md": markdown(report)}
+    shown = dict.fromkeys(section.source for section in SECTIONS)
+    texts |= {f"{name}.md": page(name, found[name]) for name in shown if name in found}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from benchmarks.results import table
+from benchmarks.harness.rows import CheckedStep, CostModel, MeasuredParts, PredictedStep
 
 WORKERS = (2, 4, 8, 16, 32, 64)
 _NORM = ("norm", "scale", "ledger")
@@ -20,7 +18,7 @@ _TEXT = (
 )
 
 
-def fit(measured: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def fit(measured: dict[int, MeasuredParts]) -> CostModel:
     """The model of a step, by number of workers.
 
     Args:
@@ -37,14 +35,17 @@ def fit(measured: dict[int, dict[str, Any]]) -> dict[str, Any]:
         compute, ring = alone + shared * beside, 2 * (workers - 1) / workers * wire
         return waiting * compute + ring, waiting * (compute + norm + rest + noise / workers) + ring
 
-    checks = [
+    checks: list[CheckedStep] = [
         {"workers": n, "contender": contender, "ms": one["whole_ms"][contender], "predicted_ms": guess}
         for n, one in sorted(measured.items())
         for contender, guess in zip(
             ("sgd", "edp"), predict(n, n - 1, max(1.0, n / one["machine"]["cores"])), strict=True
         )
     ]
-    predicted = [(n, *predict(n, 1)) for n in WORKERS]
+    predicted: list[PredictedStep] = []
+    for workers in WORKERS:
+        sgd, edp = predict(workers, 1)
+        predicted.append({"workers": workers, "sgd_ms": sgd, "edp_ms": edp, "ratio": edp / sgd})
     return {
         "parameters": two["parameters"],
         "parts_ms": {
@@ -52,27 +53,5 @@ def fit(measured: dict[int, dict[str, Any]]) -> dict[str, Any]:
         },
         "text": _TEXT,
         "measured": checks,
-        "predicted": [{"workers": n, "sgd_ms": sgd, "edp_ms": edp, "ratio": edp / sgd} for n, sgd, edp in predicted],
+        "predicted": predicted,
     }  # fmt: skip
-
-
-def tables(fitted: dict[str, Any]) -> list[str]:
-    """The comparison and the prediction, to read."""
-    names = {"sgd": "SGD", "edp": "eDP-SGD"}
-    checks = [
-        (str(one["workers"]), names[one["contender"]], f"{one['ms']:.0f}", f"{one['predicted_ms']:.0f}",
-         f"{one['predicted_ms'] / one['ms'] - 1:+.0%}")
-        for one in fitted["measured"]
-    ]  # fmt: skip
-    predicted = [
-        (str(one["workers"]), f"{one['sgd_ms']:.0f}", f"{one['edp_ms']:.0f}", f"{one['ratio']:.2f}")
-        for one in fitted["predicted"]
-    ]
-    parts = ", ".join(f"{name} {value:.1f}" for name, value in fitted["parts_ms"].items())
-    return [
-        f"Parts of a step in ms: {parts}.",
-        "",
-        *table(("workers", "training", "measured, ms", "by the model, ms", "off by"), checks),
-        "",
-        *table(("workers", "SGD, ms", "eDP-SGD, ms", "predicted ratio"), predicted),
-    ]

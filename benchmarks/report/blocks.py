@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from benchmarks.report_plots import shown
-from benchmarks.results import table
+from benchmarks.harness.rows import Interval
+from benchmarks.report.plots import Panel, shown
+from edpsgd.card.markdown import table
 from edpsgd.escaping import visible
+from edpsgd.ledger.guarantee import format_epsilon
 
-Found = dict[str, Any]
-Columns = dict[str, Callable[[Any], str]]
+Found = Mapping[str, Any]  # a results file, whichever it is
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,11 @@ class Plots:
     """Panels under one caption."""
 
     caption: str
-    panels: Sequence[str]
+    panels: Sequence[Panel]
 
     def html(self) -> str:
         """Side by side, where there is room."""
-        drawn, caption = "\n".join(self.panels), as_html(self.caption)
+        drawn, caption = "\n".join(panel.svg() for panel in self.panels), as_html(self.caption)
         return f'<figure>\n<div class="plots">\n{drawn}\n</div>\n<figcaption>{caption}</figcaption>\n</figure>'
 
     def markdown(self) -> list[str]:
@@ -50,12 +53,15 @@ class Plots:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A line for each row; columns have a name and say what to show of a row. The first one names the line."""
+class Table(Generic[Row]):
+    """A line for each row; columns have a name and say what to show of a row.
+
+    The first column names the line. Tables of READMEs have no caption.
+    """
 
     caption: str
-    rows: Sequence[Any]
-    columns: Columns
+    rows: Sequence[Row]
+    columns: Mapping[str, Callable[[Row], str]]
 
     def _texts(self, markup: Callable[[str], str]) -> list[list[str]]:
         return [[markup(show(row)) for show in self.columns.values()] for row in self.rows]
@@ -81,19 +87,21 @@ class Table:
 
     def markdown(self) -> list[str]:
         """The same, as lines."""
+        caption = [as_markdown(self.caption), ""] if self.caption else []
         rows = self._texts(lambda text: as_markdown(text).replace("|", r"\|"))
-        return [as_markdown(self.caption), "", *table(list(map(as_markdown, self.columns)), rows)]
+        head = [as_markdown(name) for name in self.columns]
+        return [*caption, *table(head, rows).splitlines()]
 
 
-Block = Text | Plots | Table
+Block = Text | Plots | Table[Any]
 
 
 class Section(NamedTuple):
-    """A heading, the results below it (None for all of them), and what to show of these."""
+    """A heading, the name of the results below it, and what to show of these."""
 
     title: str
-    source: str | None
-    show: Callable[[Found], Iterator[Block]]
+    source: str
+    show: Callable[[Any], Iterator[Block]]
 
     @property
     def anchor(self) -> str:
@@ -149,13 +157,27 @@ def within(middle: float, bounds: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} ({min(bounds):.{digits}f}–{max(bounds):.{digits}f})"
 
 
+def epsilon(value: float | None) -> str:
+    """Four digits, or a power of ten; never below the value.
+
+    Example:
+        >>> epsilon(8.0), epsilon(3.11e24), epsilon(None)
+        ('8.000', '10^24.5', '–')
+    """
+    if value is None:
+        return "–"
+    if value < 1e6:
+        return format_epsilon(value)
+    return f"10^{math.ceil(10 * math.log10(value)) / 10:.1f}"
+
+
 def mean(values: Sequence[float]) -> str:
     """Over seeds, with the smallest and the largest."""
     mean = sum(values) / len(values)
     return within(mean, values) if len(values) > 1 else number(mean)
 
 
-def interval(one: dict[str, float]) -> str:
+def interval(one: Interval) -> str:
     """An estimate with its bounds."""
     return within(one["value"], (one["low"], one["high"]), 3)
 
@@ -171,10 +193,14 @@ def made(name: str, found: Found) -> Text:
     """How figures came about: command, duration, machine, seeds, versions."""
     machine, minutes = dict(found.get("machine", {})), found.get("minutes")
     where = f"{machine.pop('processor', 'Processor not recorded')}, {machine.pop('cores', '?')} cores"
-    duration = "duration not recorded" if minutes is None else f"{minutes:.{0 if minutes >= 10 else 1}f} minutes"
+    duration = "duration not recorded"
+    if minutes is not None:
+        duration = f"{minutes:.{0 if minutes >= 10 else 1}f} minutes of work"
     versions = ", ".join(f"{package.replace('_', '-')} {number}" for package, number in machine.items())
-    runs = [run["seed"] for row in found.get("table", ()) for run in row["runs"]]
-    seeds = ", ".join(map(str, sorted({found["seed"]} if "seed" in found else set(runs)))) or "none"
+    drawn = {run["seed"] for row in found.get("table", ()) for run in row["runs"]}
+    if "seed" in found:
+        drawn = {found["seed"]}
+    seeds = ", ".join(map(str, sorted(drawn))) or "none"
     return Text(
         f"From {name}.json: `{command(name, found)}`, {duration}. {where}. Seeds: {seeds}. Versions: {versions}.",
         "made",

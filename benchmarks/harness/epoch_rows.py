@@ -6,28 +6,23 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from benchmarks import cost_model, results
-from benchmarks.contenders import CHANGES, NAMES
+from benchmarks.harness import cost_model, results
+from benchmarks.harness.contenders import CHANGES, NAMES
+from benchmarks.harness.published import EPOCH_RATIOS
+from benchmarks.harness.results import Piece
+from benchmarks.harness.rows import EpochRow, MeasuredEpoch, MeasuredParts, Portions, TimedEpoch
 
 BATCH, WORKERS = 32, 2
 WARM_UP, PART_WARM_UP = 3, 8  # steps that are not counted; more in parts of an epoch, none of which begins a training
 MANY = 100_000  # utterances whose epoch is measured in parts
 MODELS = {"clc": "CLC", "bert": "BERT"}
 OURS = ("sgd", "edp", "groups", "example", "loop")
-PAPER = {  # over SGD: vanilla DP-SGD, eDP-SGD; Table 2 of Dupuy et al. 2021
-    ("clc", "ATIS"): (2.1, 1.04),
-    ("clc", "SNIPS"): (5.1, 1.01),
-    ("clc", "NLU-EVAL"): (7.3, 1.03),
-    ("bert", "ATIS"): (13.0, 1.29),
-    ("bert", "SNIPS"): (22.8, 1.52),
-    ("bert", "NLU-EVAL"): (29.2, 1.62),
-}
 Times = dict[tuple[int, int], float]  # seconds, by pass and step
 
 
-def in_portions(own: Times, sgd: Times) -> dict[str, Any]:
+def in_portions(own: Times, sgd: Times) -> Portions:
     """Mean seconds of a step and ratio to SGD on the same steps, for each pass; of a single one for its thirds.
 
     Example:
@@ -49,13 +44,11 @@ def in_portions(own: Times, sgd: Times) -> dict[str, Any]:
     }
 
 
-def summarise(
-    model: str, corpus: str, is_peer: bool, found: dict[str, Any], steps: int | None = None
-) -> dict[str, Any]:
+def summarise(model: str, corpus: str, is_peer: bool, found: MeasuredEpoch, steps: int | None = None) -> EpochRow:
     """A row of the table; ``steps`` makes it one of a larger corpus whose steps cost the same."""
     steps = steps or found["steps"]
     plain = _epoch(found["times"]["sgd"], steps)[0]
-    contenders = {}
+    contenders: dict[str, TimedEpoch] = {}
     for name, one in found["times"].items():
         is_whole = one["steps"] == steps
         seconds, ratio = _epoch(one, steps)
@@ -69,7 +62,7 @@ def summarise(
             "repetitions": one["passes"],
             "is_extrapolated": not is_whole,
         }
-    paper = PAPER.get((model, corpus)) if not is_peer else None
+    paper = EPOCH_RATIOS.get((model, corpus)) if not is_peer else None
     return {
         "model": model, "corpus": corpus, "is_peer": is_peer, "changes": CHANGES[model] if is_peer else "",
         "parameters": found["parameters"], "utterances": found["utterances"], "steps": steps,
@@ -78,7 +71,7 @@ def summarise(
     }  # fmt: skip
 
 
-def _epoch(one: dict[str, Any], steps: int) -> tuple[float, float]:
+def _epoch(one: Portions, steps: int) -> tuple[float, float]:
     """Seconds and ratio of a pass: the median of passes, or the whole of a single one, whose thirds are known."""
     plain = [own / ratio for own, ratio in zip(one["step_seconds"], one["ratios"], strict=True)]
     if one["passes"] > 1:
@@ -87,16 +80,16 @@ def _epoch(one: dict[str, Any], steps: int) -> tuple[float, float]:
     return steps * seconds, seconds / statistics.fmean(plain)
 
 
-def whole_epochs(pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def whole_epochs(pieces: Iterable[MeasuredEpoch]) -> list[MeasuredEpoch]:
     """Puts parts of one epoch together; each is a portion of it."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[MeasuredEpoch]] = {}
     for piece in pieces:
         rows.setdefault(json.dumps(piece["about"]), []).append(piece)
     return [_joined(parts) if len(parts) > 1 else parts[0] for parts in rows.values()]
 
 
-def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    times = {}
+def _joined(parts: Sequence[MeasuredEpoch]) -> MeasuredEpoch:
+    times: dict[str, Portions] = {}
     for name in parts[0]["times"]:
         own = [part["times"][name] for part in parts]
         seconds, ratios = zip(*(_epoch(one, 1) for one in own), strict=True)
@@ -106,16 +99,18 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**parts[0], "times": times, "machine": {"processor": processors}}
 
 
-def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def figures(pieces: dict[str, Piece], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Tables and cost model, as far as the wanted pieces are measured; ``wanted`` has their settings."""
     pieces = {name: pieces[name] for name in wanted if name in pieces}
-    timed = whole_epochs(piece for piece in pieces.values() if "times" in piece)
+    timed = whole_epochs(cast(MeasuredEpoch, piece) for piece in pieces.values() if "times" in piece)
     rows = [summarise(**piece["about"], found=piece) for piece in timed]
     for piece in timed:
         if piece["utterances"] == MANY:
             million = {**piece["about"], "corpus": generated(10 * MANY)}
             steps = math.ceil(10 * MANY / (BATCH * WORKERS))
-            rows.append({**summarise(**million, found=piece, steps=steps), "utterances": 10 * MANY})
+            row = summarise(**million, found=piece, steps=steps)
+            row["utterances"] = 10 * MANY
+            rows.append(row)
     memory = [{**piece["about"], "peak_mib": piece["peak_mib"]} for piece in pieces.values() if "peak_mib" in piece]
     plain = {(one["model"], one["is_peer"]): one["peak_mib"] for one in memory if one["contender"] == "sgd"}
     for one in memory:
@@ -135,9 +130,9 @@ def figures(pieces: dict[str, dict[str, Any]], wanted: Mapping[str, Any]) -> dic
     }
 
 
-def _of_workers(pieces: dict[str, dict[str, Any]], model: str) -> dict[int, dict[str, Any]]:
+def _of_workers(pieces: dict[str, Piece], model: str) -> dict[int, MeasuredParts]:
     found = [piece for piece in pieces.values() if "whole_ms" in piece and piece["about"]["model"] == model]
-    return {piece["about"]["workers"]: piece for piece in found}
+    return {piece["about"]["workers"]: cast(MeasuredParts, piece) for piece in found}
 
 
 def generated(utterances: int) -> str:

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from benchmarks.results import RESULTS
-from benchmarks.utility import DECAYS, FIRST, GRID, Search, all_private, page
+from benchmarks.harness.noise_search import DECAYS, FIRST, GRID, Search
+from benchmarks.harness.results import RESULTS
+from benchmarks.report.sections.tradeoffs import largest_noise
+from benchmarks.utility import all_private
 
 
 class Trainings:
@@ -73,9 +75,8 @@ def test_the_epsilon_of_trainings_that_are_not_run_is_that_of_a_ledger(results) 
 
 
 def test_only_complete_searches_are_in_the_table_of_the_largest_noise(results) -> None:
-    def rows() -> list[str]:
-        text = page(results).partition("the largest noise")[2].partition("all trainings")[0]
-        return [line for line in text.splitlines() if line.startswith("| clc | atis")]
+    def rows() -> list:
+        return [row for row in largest_noise(results["runs"]) if (row.model, row.task) == ("clc", "atis")]
 
     assert len(rows()) == 6
     results["runs"] = [r for r in results["runs"] if r["name"] != "atis-clc-paper-none-0.0001"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import math
 import os
 import platform
 import threading
@@ -17,9 +16,7 @@ from typing import Any
 
 import torch
 
-from edpsgd.ledger.guarantee import format_epsilon
-
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 REDUCED = Path("runs/bench")
 _PACKAGES = ("torch", "horovod", "transformers", "opacus", "dp-accounting", "numpy", "edpsgd")
 
@@ -97,7 +94,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save(folder: Path, name: str, found: dict[str, Any], page: str) -> None:
+def save(folder: Path, name: str, found: Mapping[str, Any], page: str) -> None:
     """Writes the figures and the page; a reader never sees half of one."""
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / f"{name}.json", json.dumps(found, indent=1) + "\n")
@@ -115,28 +112,6 @@ def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     return dict(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table.
-
-    Example:
-        >>> table(("z", "ε"), [("1", "4.4")])
-        ['| z | ε |', '|---|---|', '| 1 | 4.4 |']
-    """
-    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def epsilon(value: float | None) -> str:
-    """Four digits, or a power of ten; never below the value.
-
-    Example:
-        >>> epsilon(8.0), epsilon(3.11e24), epsilon(None)
-        ('8.000', '10^24.5', '–')
-    """
-    if value is None or value < 1e6:
-        return "–" if value is None else format_epsilon(value)
-    return f"10^{math.ceil(10 * math.log10(value)) / 10:.1f}"
-
-
 Piece = dict[str, Any]
 
 
@@ -149,7 +124,7 @@ class Pieces:
         folder: of the file.
         name: of the benchmark.
         figures: what follows from all pieces.
-        page: the Markdown page of a results file.
+        page: makes the Markdown page of a results file, by its name and its figures.
         command: that makes all of them.
         anew: whether to measure again all that is there.
 
@@ -157,7 +132,7 @@ class Pieces:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     figures = lambda pieces: {"sum": sum(piece["n"] for piece in pieces.values())}
-        ...     count = Pieces(Path(folder), "count", figures, str, "count")
+        ...     count = Pieces(Path(folder), "count", figures, lambda name, _: name, "count")
         ...     _ = count.get("a", lambda: {"n": 1}), count.get("b", lambda: {"n": 2}), count.get("a", lambda: 1 / 0)
         ...     load("count", Path(folder))["sum"]
         a: 0.0 minutes
@@ -170,7 +145,7 @@ class Pieces:
         folder: Path,
         name: str,
         figures: Callable[[dict[str, Piece]], dict[str, Any]],
-        page: Callable[[dict[str, Any]], str],
+        page: Callable[[str, dict[str, Any]], str],
         command: str,
         anew: bool = False,
     ) -> None:
@@ -215,7 +190,7 @@ class Pieces:
             whole = json.dumps({**self._load(), "pieces": pieces}, indent=1) + "\n"
             _replace(self._folder / f"{self._name}.json", whole)
             found = {**self._head(pieces), **self._figures(pieces), "pieces": pieces}
-            save(self._folder, self._name, found, self._page(found))
+            save(self._folder, self._name, found, self._page(self._name, found))
 
     def _head(self, pieces: dict[str, Piece]) -> dict[str, Any]:
         machines = [piece["machine"] for piece in pieces.values()] or [machine()]
@@ -260,13 +235,3 @@ def _joined(values: Sequence[Any]) -> Any:
 def _plain(settings: Mapping[str, Any] | None) -> Any:
     """As it will be read again."""
     return None if settings is None else json.loads(json.dumps(settings))
-
-
-def made(found: dict[str, Any]) -> str:
-    """The sentence that says how figures were made."""
-    about = found["machine"]
-    versions = ", ".join(f"{name} {about[name]}" for name in about if name not in ("processor", "cores"))
-    return (
-        f"Made by `{found['command']}`, {found['minutes']:.0f} minutes of work on {about['cores']} cores "
-        f"({about['processor']}); {versions}."
-    )

@@ -1,0 +1,1 @@
+"""What all measurements share: results files, workers, trainings, contenders, the cost model."""
