@@ -27,6 +27,7 @@ from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
 from tasks.nlu.example_batches import Examples
 from tasks.nlu.labels import Labels
+from tasks.nlu.run_folder import Parts
 
 SLOTS = (0, 83)  # those of the generator, and as many as ATIS has
 PART = 2000  # utterances between turns
@@ -62,7 +63,7 @@ def measure(model: str, slots: int, examples: int) -> AttackCostRow:
     }
 
 
-def predictions(parts: run.Parts, corpus: Corpus, rows: Rows) -> list[Prediction]:
+def predictions(parts: Parts, corpus: Corpus, rows: Rows) -> list[Prediction]:
     """The likeliest intent and tags, in the same batches as the features."""
     examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, BATCH)
     batches = examples.buckets(np.arange(len(rows)))
