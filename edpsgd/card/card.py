@@ -178,6 +178,7 @@ def stated(data: Mapping[str, Any]) -> list[str]:
     """What the training job added to ``not_covered``, from the JSON of its card.
 
     Example:
+        >>> import json
         >>> stated(json.loads(make(Ledger(), 1e-5, not_covered=["the word list: read from the training set"]).json()))
         ['the word list: read from the training set']
     """
