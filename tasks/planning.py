@@ -11,6 +11,7 @@ from edpsgd import accounting
 from edpsgd.distributed.collectives import Collective
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Report, format_epsilon, report
+from edpsgd.ledger.records import BatchesRecord, RunRecord
 from edpsgd.sampling.base import Batches
 from edpsgd.schedules import Decay, parse_decay
 from tasks.config import Config
@@ -128,10 +129,10 @@ def _forecast(
     steps, kind, rate = batches.steps_per_epoch, batches.kind, batches.sampling_rate
     first = [Event("layer_norms", None, value, steps=1) for value in measured]
     rest = [Event("gradients", epoch, value, steps, kind, rate) for epoch, value in enumerate(z)]
-    run = {
-        "unit": "example" if config.private == "example" else "micro_batch",
-        "one_pass": config.in_one_pass,
-        "seeded": config.seed is not None,
-        "batches": batches.describe(),
-    }
+    run = RunRecord(
+        unit="example" if config.private == "example" else "micro_batch",
+        one_pass=config.in_one_pass,
+        seeded=config.seed is not None,
+        batches=BatchesRecord.from_settings(batches.describe()),
+    )
     return report([*first, *rest], config.delta, [run])

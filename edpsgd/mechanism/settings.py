@@ -109,7 +109,7 @@ class Settings:
         return self.noise == "calibrated" and self.noise_placement == "sharded"
 
     def describe(self) -> dict[str, Any]:
-        """The settings as JSON-ready data."""
+        """The settings as JSON-ready data, under the names of a run's record."""
         return {
             "clip_norm": float(self.clip_norm),
             "noise_multiplier": float(self.noise_multiplier),
@@ -127,10 +127,12 @@ class Settings:
         }
 
 
-def _plain(scaling: Mapping[str, float] | FirstStepNorms | None) -> dict[str, float] | str | None:
-    if isinstance(scaling, Mapping):
-        return {name: float(scale) for name, scale in scaling.items()}
-    return None if scaling is None else repr(scaling)
+def _plain(scaling: Mapping[str, float] | FirstStepNorms | None) -> Mapping[str, Any] | None:
+    if isinstance(scaling, FirstStepNorms):
+        return scaling.describe()
+    if scaling is None:
+        return None
+    return {name: float(scale) for name, scale in scaling.items()}
 
 
 def _name(decay: Decay) -> str:
