@@ -18,6 +18,8 @@ from edpsgd import escaping, files
 from edpsgd._version import VERSION
 from edpsgd.card import markdown
 from edpsgd.card.describe import facts
+from edpsgd.ledger import conditions
+from edpsgd.ledger.conditions import History
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Bound
 from edpsgd.ledger.ledger import Ledger
@@ -40,17 +42,7 @@ _MEANING = {
     "blank one example": "Two data sets are neighbours if they have the same size and one example of the first is "
     "blank in the second: it contributes nothing. To replace one is a larger change, with its own line in the table.",
 }
-_ALWAYS_OPEN = (
-    "other training runs on the same data: tuning, the choice of hyper-parameters, early stopping",
-    "vocabulary and label sets, if they were read from private text",
-    "training loss, clip fraction and discard counts, if anybody but the trainer sees the logs",
-    "buffers that move in the forward pass, such as BatchNorm statistics (edpsgd.check_model refuses them)",
-)
-_RAW = "the layer scales: raw norms of the first private gradients, released without noise"
-_SEEDED = "anybody who knows the seed of the noise: to them the noise is no protection"
-_SEEDED_DRAWS = "anybody who knows the seed of the random draws: to them the sampling is no protection"
-_METRICS = "the metrics in this card, as far as they were measured on private data"
-_OWN = (_RAW, _SEEDED, _SEEDED_DRAWS, _METRICS, *_ALWAYS_OPEN)
+_OWN = frozenset(statement.text for statement in conditions.NOT_COVERED)
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ def make(
     run = runs[-1] if runs else RunRecord()
     released = [e for e in ledger.events if e.steps and e.noise_multiplier is not None]
     gradients = [e for e in released if e.kind == "gradients"]
-    uncovered = _not_covered(ledger.runs, released, bool(numbers))
+    uncovered = conditions.not_covered(History(released, ledger.runs, bool(numbers)))
     fields = {
         "epsilon": bound.epsilon,
         "delta": float(delta),
@@ -184,18 +176,6 @@ def stated(data: Mapping[str, Any]) -> list[str]:
         ['the word list: read from the training set']
     """
     return [text for text in _checked_statements(data["not_covered"]) if text not in _OWN]
-
-
-def _not_covered(runs: Sequence[RunRecord], released: Sequence[Event], has_metrics: bool) -> list[str]:
-    sampled = [run.batches for run in runs if run.batches and run.batches.kind in ("poisson", "fixed_size")]
-    raw = any(e.kind == "layer_norms" and e.noise_multiplier == 0 for e in released)
-    applies = {
-        _RAW: raw or any(run.has_raw_scales for run in runs),
-        _SEEDED: any(run.seeded for run in runs),
-        _SEEDED_DRAWS: any(batches.seeded for batches in sampled),
-        _METRICS: has_metrics,
-    }
-    return [*(text for text, does in applies.items() if does), *_ALWAYS_OPEN]
 
 
 def _unit(run: RunRecord) -> str:

@@ -1,6 +1,6 @@
-"""Every condition of ε, worded once: what nobody has checked, and when.
+"""Every condition of ε and every "not covered", worded once: what nobody has checked, and when.
 
-The table at the end holds each sentence with the fields of the record, or the events, that it
+The two tables at the end hold each sentence with the fields of the record, or the events, that it
 depends on.
 """
 
@@ -57,14 +57,23 @@ _FOLLOWED = (
     "clip_norm was changed after clip_fraction was read, or may have been by some worker, which no noise covers: it "
     "holds if the change does not follow from what was read"
 )
+_RAW_RELEASE = "the layer scales: raw norms of the first private gradients, released without noise"
+_KNOWN_SEED = "anybody who knows the seed of the noise: to them the noise is no protection"
+_KNOWN_DRAWS = "anybody who knows the seed of the random draws: to them the sampling is no protection"
+_METRICS = "the metrics in this card, as far as they were measured on private data"
+_OTHER_RUNS = "other training runs on the same data: tuning, the choice of hyper-parameters, early stopping"
+_LABELS = "vocabulary and label sets, if they were read from private text"
+_LOGS = "training loss, clip fraction and discard counts, if anybody but the trainer sees the logs"
+_BUFFERS = "buffers that move in the forward pass, such as BatchNorm statistics (edpsgd.check_model refuses them)"
 
 
 @dataclass(frozen=True)
 class History:
-    """What was released, and by whom."""
+    """What was released, by whom, and whether numbers are shown beside it that no noise covers."""
 
     events: Sequence[Event]
     runs: Sequence[RunRecord]
+    has_metrics: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,11 @@ def conditions_of(events: Sequence[Event], runs: Sequence[RunRecord]) -> tuple[s
     return _said(CONDITIONS, History(events, runs))
 
 
+def not_covered(history: History) -> tuple[str, ...]:
+    """All that ε says nothing about, in the order in which it is printed."""
+    return _said(NOT_COVERED, history)
+
+
 def _said(table: Sequence[Statement], history: History) -> tuple[str, ...]:
     return tuple(statement.worded(history) for statement in table if statement.applies(history))
 
@@ -106,6 +120,10 @@ def has_single_examples(runs: Sequence[RunRecord]) -> bool:
 # -------------------------------------------------------------------- when they apply
 
 
+def _always(history: History) -> bool:
+    return True
+
+
 def _in_any_run(test: Callable[[RunRecord], bool | None]) -> Callable[[History], bool]:
     """What is said of all runs if it is true of one."""
     return lambda history: any(test(run) for run in history.runs)
@@ -117,6 +135,10 @@ def _is_nothing_recorded(history: History) -> bool:
 
 def _are_scales_raw(history: History) -> bool:
     return any(is_raw_scales(event) for event in history.events)
+
+
+def _are_raw_scales_released(history: History) -> bool:
+    return _are_scales_raw(history) or any(run.has_raw_scales for run in history.runs)
 
 
 def _unvouched(history: History) -> list[Event]:
@@ -177,7 +199,7 @@ def _is_unused(run: RunRecord, following: RunRecord) -> bool:
     return following.clip_norm_restored and not run.clip_norm_restored
 
 
-# -------------------------------------------------------------------- the table
+# -------------------------------------------------------------------- the tables
 
 CONDITIONS = (
     Statement(_NOTHING, _is_nothing_recorded),
@@ -195,4 +217,14 @@ CONDITIONS = (
     Statement(_ROUNDED, _in_any_run(lambda run: bool(run.compression))),
     Statement(_SEEDED, _in_any_run(lambda run: run.seeded)),
     Statement(_SEEDED_SAMPLING, _in_any_run(_are_draws_seeded)),
+)
+NOT_COVERED = (
+    Statement(_RAW_RELEASE, _are_raw_scales_released),
+    Statement(_KNOWN_SEED, _in_any_run(lambda run: run.seeded)),
+    Statement(_KNOWN_DRAWS, _in_any_run(_are_draws_seeded)),
+    Statement(_METRICS, lambda history: history.has_metrics),
+    Statement(_OTHER_RUNS, _always),
+    Statement(_LABELS, _always),
+    Statement(_LOGS, _always),
+    Statement(_BUFFERS, _always),
 )
