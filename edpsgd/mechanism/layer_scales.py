@@ -44,7 +44,8 @@ class FirstStepNorms:
 
     def describe(self) -> dict[str, bool | float | None]:
         """As JSON-ready data, which no mapping of given scales can be."""
-        return {"measured": True, "noise_multiplier": self.noise_multiplier}
+        multiplier = None if self.noise_multiplier is None else float(self.noise_multiplier)
+        return {"measured": True, "noise_multiplier": multiplier}
 
 
 def unit_rms(scales: Sequence[float]) -> list[float]:

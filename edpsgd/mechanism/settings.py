@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from edpsgd._arguments import UNITS, check_choice, check_number, check_seed
@@ -110,18 +110,17 @@ class Settings:
 
     def describe(self) -> dict[str, Any]:
         """The settings as JSON-ready data, under the names of a run's record."""
+        settings = {item.name: getattr(self, item.name) for item in fields(self)}
+        del settings["seed"]  # a secret
+        del settings["reach"]  # the sensitivity holds it
         return {
+            **settings,
             "clip_norm": float(self.clip_norm),
             "noise_multiplier": float(self.noise_multiplier),
             "noise_decay": None if self.noise_decay is None else _name(self.noise_decay),
-            "clipping": self.clipping,
-            "unit": self.unit,
             "layer_scaling": _plain(self.layer_scaling),
-            "noise": self.noise,
             "noise_placement": "per_worker" if self.noise == "paper" else self.noise_placement,
             "divisor": None if self.divisor is None else float(self.divisor),
-            "compression": self.compression,
-            "verify": self.verify,
             "seeded": self.seed is not None,
             "sensitivity": float(self.sensitivity),
         }
