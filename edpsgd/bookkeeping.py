@@ -18,17 +18,11 @@ from edpsgd.distributed.collectives import Collective
 from edpsgd.ledger.budget import Allowance, Budget
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.ledger.records import MARKS, RunRecord
 from edpsgd.sampling.base import Batches
 
-# What any worker does is a condition of ε for all of them: bits of one byte in the step's message.
-_MARKS = {
-    "one_pass": 1,
-    "loss_scaling": 2,
-    "clip_fraction_read": 4,
-    "shared_rows": 8,
-    "wrong_gradients": 16,
-    "uncompared": 32,
-}
+# Of the record's marks, in the byte that rides in the step's message.
+_BITS = {mark: 1 << place for place, mark in enumerate(MARKS)}
 
 
 class Books:
@@ -38,7 +32,7 @@ class Books:
         self,
         collective: Collective,
         path: str | os.PathLike[str] | None,
-        run: dict[str, Any],
+        run: RunRecord,
         batches: Batches | None,
         budget: Budget | None,
     ) -> None:
@@ -51,7 +45,7 @@ class Books:
         self._open(collective, path, run)
         self._allowance = Allowance(budget, self.ledger) if budget else None
 
-    def _open(self, collective: Collective, path: str | os.PathLike[str] | None, run: dict[str, Any]) -> None:
+    def _open(self, collective: Collective, path: str | os.PathLike[str] | None, run: RunRecord) -> None:
         """Worker 0 keeps the file; the others know what it holds."""
 
         def begin() -> dict[str, Any]:
@@ -108,21 +102,21 @@ class Books:
             self.note({what: True})
 
     def _is_noted(self, what: str) -> bool:
-        return bool(self.ledger.runs[-1].get(what))
+        return bool(getattr(self.ledger.runs[-1], what))
 
     @property
     def marks(self) -> int:
         """What of that this worker knows, for the step's message."""
-        return sum(mark for what, mark in _MARKS.items() if self._is_noted(what))
+        return sum(bit for mark, bit in _BITS.items() if self._is_noted(mark))
 
     def note_of_others(self, marks: list[int]) -> None:
         """What other workers do and this one, perhaps without data yet, does not; on disk before the model moves."""
         all_marks = reduce(or_, marks)
-        new = [what for what, mark in _MARKS.items() if all_marks & mark and not self._is_noted(what)]
+        new = [mark for mark, bit in _BITS.items() if all_marks & bit and not self._is_noted(mark)]
 
         def write() -> None:
-            for what in new:
-                self.ledger.note_change({what: True})
+            for mark in new:
+                self.ledger.note_change({mark: True})
 
         if marks[0] == all_marks:  # worker 0, who keeps the file, knows it all
             write()

@@ -22,6 +22,7 @@ from edpsgd.distributed.launchers import resolve
 from edpsgd.ledger.budget import Budget
 from edpsgd.ledger.guarantee import Bound
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.ledger.records import RunRecord
 from edpsgd.mechanism import accumulator, amp, clipping, layer_scales
 from edpsgd.mechanism.accumulator import Contributions, claim_losses, release_losses
 from edpsgd.mechanism.layer_scales import FirstStepNorms
@@ -153,15 +154,16 @@ class PrivateOptimizer(OptimizerWrapper):
                 "budget": repr(budget),
                 "whether there is a ledger file": ledger is not None,
             }
-            return {**self._run(batches), **describe_parameters(self._named), **others}
+            return {**self._run(batches).to_json(), **describe_parameters(self._named), **others}
 
         # All workers fail together: one that raised alone would leave the others waiting.
         consensus.check_alike(consensus.together(self._collective, prepare))
         self._books = Books(self._collective, ledger, self._run(batches), batches, budget)
 
-    def _run(self, batches: Batches | None) -> dict[str, Any]:
+    def _run(self, batches: Batches | None) -> RunRecord:
         described = None if batches is None else batches.describe()
-        return {"workers": self._collective.size, **self._settings.describe(), "batches": described}
+        settings = {**self._settings.describe(), "batches": described}
+        return RunRecord.from_settings({"workers": self._collective.size, **settings})
 
     @property
     def ledger(self) -> Ledger:

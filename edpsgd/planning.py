@@ -13,6 +13,7 @@ from edpsgd.accounting.pld import Composition, Steps
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.guarantee import Report, report
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.ledger.records import RunRecord
 from edpsgd.mechanism import sensitivity
 from edpsgd.schedules import Decay
 
@@ -53,7 +54,7 @@ class Training:
         z = [z0 * factor for factor in accounting.decay_factors(self.epochs, decay)]
         rate = self.rate if self.sampling == "poisson" else None
         events = [Event("gradients", t, value, self.steps, self.sampling, rate) for t, value in enumerate(z)]
-        return Schedule(name, z, report(events, self.delta, [{"unit": self.unit}]))
+        return Schedule(name, z, report(events, self.delta, [RunRecord(unit=self.unit)]))
 
     def cumulative(self, z: Sequence[float]) -> tuple[list[int], list[float]]:
         """ε after some of the epochs, for a curve: with Poisson sampling not to the last digit."""
@@ -136,11 +137,17 @@ def _rounds_of(ledger: Ledger) -> list[Event]:
     events = [event for event in ledger.events if event.steps]
     if not ledger.runs or any(event.batching != "poisson" for event in events):
         raise LedgerError("as_if is for runs with PoissonUsers")
-    if len({run["batches"]["examples"] for run in ledger.runs}) > 1:
+    if len({_users_of(run) for run in ledger.runs}) > 1:
         raise LedgerError("as_if is for ledgers whose runs have the same number of users")
     return events
 
 
 def _larger_round(event: Event, ledger: Ledger, users: int, cohort: float) -> Steps:
-    before = (event.sampling_rate or 0.0) * ledger.runs[-1]["batches"]["examples"]
+    before = (event.sampling_rate or 0.0) * _users_of(ledger.runs[-1])
     return Steps((event.noise_multiplier or 0.0) * cohort / before, cohort / users, event.steps)
+
+
+def _users_of(run: RunRecord) -> int:
+    if run.batches is None or run.batches.examples is None:
+        raise LedgerError("as_if is for runs with PoissonUsers")
+    return run.batches.examples

@@ -17,13 +17,15 @@ from typing import Any
 from edpsgd import escaping, files
 from edpsgd._version import VERSION
 from edpsgd.card import markdown
-from edpsgd.card.describe import facts, is_raw
+from edpsgd.card.describe import facts
+from edpsgd.ledger import conditions
+from edpsgd.ledger.conditions import History
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Bound
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.ledger.records import RunRecord
 
 NAME = "privacy_card"
-_NO_SETTINGS = ("id", "changes", "begins_after")  # where a run stands among others
 _LONGEST_NAME = 80
 _LONGEST_STATEMENT = 200
 _MEANING = {
@@ -40,17 +42,7 @@ _MEANING = {
     "blank one example": "Two data sets are neighbours if they have the same size and one example of the first is "
     "blank in the second: it contributes nothing. To replace one is a larger change, with its own line in the table.",
 }
-_ALWAYS_OPEN = (
-    "other training runs on the same data: tuning, the choice of hyper-parameters, early stopping",
-    "vocabulary and label sets, if they were read from private text",
-    "training loss, clip fraction and discard counts, if anybody but the trainer sees the logs",
-    "buffers that move in the forward pass, such as BatchNorm statistics (edpsgd.check_model refuses them)",
-)
-_RAW = "the layer scales: raw norms of the first private gradients, released without noise"
-_SEEDED = "anybody who knows the seed of the noise: to them the noise is no protection"
-_SEEDED_DRAWS = "anybody who knows the seed of the random draws: to them the sampling is no protection"
-_METRICS = "the metrics in this card, as far as they were measured on private data"
-_OWN = (_RAW, _SEEDED, _SEEDED_DRAWS, _METRICS, *_ALWAYS_OPEN)
+_OWN = frozenset(statement.text for statement in conditions.NOT_COVERED)
 
 
 @dataclass(frozen=True)
@@ -125,10 +117,11 @@ def make(
     """
     numbers, statements = _checked_metrics(metrics or {}), _checked_statements(not_covered)
     bounds = ledger.report(delta).bounds
-    bound, run = bounds[0], dict(ledger.runs[-1]) if ledger.runs else {}
-    runs = _settled(ledger.runs)
+    bound, runs = bounds[0], _settled(ledger.runs)
+    run = runs[-1] if runs else RunRecord()
     released = [e for e in ledger.events if e.steps and e.noise_multiplier is not None]
     gradients = [e for e in released if e.kind == "gradients"]
+    uncovered = conditions.not_covered(History(released, ledger.runs, bool(numbers)))
     fields = {
         "epsilon": bound.epsilon,
         "delta": float(delta),
@@ -142,9 +135,9 @@ def make(
         "epochs": len({e.epoch for e in gradients if e.epoch is not None}),
         "steps": sum(e.steps for e in gradients),
         "runs": len(runs),
-        "settings": {key: value for key, value in run.items() if key not in _NO_SETTINGS},
+        "settings": run.settings() if runs else {},
         "differences": _differences(runs),
-        "not_covered": list(dict.fromkeys([*statements, *_not_covered(ledger.runs, released, bool(numbers))])),
+        "not_covered": list(dict.fromkeys([*statements, *uncovered])),
         "metrics": numbers,
         "versions": _versions(),
     }
@@ -178,45 +171,41 @@ def stated(data: Mapping[str, Any]) -> list[str]:
     """What the training job added to ``not_covered``, from the JSON of its card.
 
     Example:
+        >>> import json
         >>> stated(json.loads(make(Ledger(), 1e-5, not_covered=["the word list: read from the training set"]).json()))
         ['the word list: read from the training set']
     """
     return [text for text in _checked_statements(data["not_covered"]) if text not in _OWN]
 
 
-def _not_covered(runs: Sequence[Mapping[str, Any]], released: Sequence[Event], has_metrics: bool) -> list[str]:
-    sampled = [run["batches"] for run in runs if (run.get("batches") or {}).get("kind") in ("poisson", "fixed_size")]
-    raw = any(e.kind == "layer_norms" and e.noise_multiplier == 0 for e in released)
-    applies = {
-        _RAW: raw or any(is_raw(run.get("layer_scaling")) for run in runs),
-        _SEEDED: any(run.get("seeded") for run in runs),
-        _SEEDED_DRAWS: any(batches.get("seeded") for batches in sampled),
-        _METRICS: has_metrics,
-    }
-    return [*(text for text, does in applies.items() if does), *_ALWAYS_OPEN]
-
-
-def _unit(run: Mapping[str, Any]) -> str:
-    if run.get("unit") == "user":
+def _unit(run: RunRecord) -> str:
+    if run.unit == "user":
         return "One user: all examples of one person, however many."
     return "One example, in language data one utterance."
 
 
-def _settled(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _settled(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Without what was written down of a run before something was added to it, and nothing else changed."""
-    return [one for one, then in itertools.pairwise([*runs, {}]) if not _is_completed(one, then)]
+    followed = itertools.pairwise([*runs, RunRecord()])
+    return [run for run, then in followed if not _is_completed(run, then)]
 
 
-def _is_completed(one: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    before = one.get("id")
-    is_same_run = then.get("changes") == before or then.get("id") == f"{before}, changed"  # the latter in old ledgers
-    return is_same_run and all(then.get(name) == value for name, value in one.items() if name not in _NO_SETTINGS)
+def _is_completed(run: RunRecord, then: RunRecord) -> bool:
+    if then.changes != run.id:
+        return False
+    after = then.settings()
+    return all(after.get(name) == value for name, value in run.settings().items())
 
 
-def _differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for run in runs for name in run if name not in _NO_SETTINGS)
-    values = {name: [run.get(name) for run in runs] for name in names}
-    return {name: seen for name, seen in values.items() if any(value != seen[0] for value in seen)}
+def _differences(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
+    """The values of settings that are not the same in all runs, None where one was not recorded."""
+    settings = [run.settings() for run in runs]
+    differences = {}
+    for name in dict.fromkeys(itertools.chain(*settings)):
+        values = [one.get(name) for one in settings]
+        if any(value != values[0] for value in values):
+            differences[name] = values
+    return differences
 
 
 def _versions() -> dict[str, str]:

@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from edpsgd.ledger.events import Event
+from edpsgd.ledger.records import BatchesRecord, RunRecord
 from edpsgd.mechanism.layer_scales import FirstStepNorms
 
 
-def facts(run: Mapping[str, Any], released: Sequence[Event]) -> dict[str, str]:
+def facts(run: RunRecord, released: Sequence[Event]) -> dict[str, str]:
     """Sampling, noise, clipping, layer scales and trust, in plain words."""
     return {
         "Sampling": _sampling(run, released),
         "Noise": _noise(run, released),
         "Clipping": _clipping(run),
-        "Layer scales": _scales(run.get("layer_scaling")),
+        "Layer scales": _scales(run),
         "Workers and trust": _trust(run),
     }
 
 
-def _sampling(run: Mapping[str, Any], released: Sequence[Event]) -> str:
-    batches = run.get("batches")
-    if not batches:
+def _sampling(run: RunRecord, released: Sequence[Event]) -> str:
+    batches = run.batches
+    if batches is None:
         told = any(e.epoch is not None for e in released if e.kind == "gradients")
         word = "no example is in two micro-batches of " + ("an epoch" if told else "a step")
-        if run.get("unit") == "example":
+        if run.unit == "example":
             word = f"every micro-batch is one example, and {word}"
-        elif run.get("unit") == "micro_batch":
+        elif run.unit == "micro_batch":
             word += ", and that the number of micro-batches in a step, which sets divisor and noise, is no secret"
         steps = "" if told else " set_epoch was not called, so every step counts as if all examples were in it."
         return f"No sampler vouches for the batches: the user's word is that {word}.{steps}"
     mixed = any(e.batching == "unvouched" for e in released if e.kind == "gradients")
     vouched = "the sampler vouches for it" + (" in the last run, and nobody for earlier ones" if mixed else "")
-    size = batches.get("batch_size")
-    per_step = batches.get("micro_batches")
-    common = f"{batches.get('examples')} examples, {batches.get('steps_per_epoch')} steps in an epoch"
+    size = batches.batch_size
+    per_step = batches.micro_batches
+    common = f"{batches.examples} examples, {batches.steps_per_epoch} steps in an epoch"
     split = "every example a micro-batch of its own" if per_step is None else f"{per_step} micro-batches per worker"
-    if run.get("unit") == "user":
+    if run.unit == "user":
         return _rounds(batches, vouched)
-    if batches.get("kind") == "poisson":
-        rate = batches.get("sampling_rate") or math.nan
-        drawn = "; worker and micro-batch are drawn for each example too" if batches.get("slots") == "drawn" else ""
+    if batches.kind == "poisson":
+        rate = batches.sampling_rate or math.nan
+        drawn = "; worker and micro-batch are drawn for each example too" if batches.slots == "drawn" else ""
         return (
             f"Poisson: every example joins every step with probability {rate:.6g}, independently of all others; "
             f"{vouched}. {common}, {split} in a step{drawn}."
@@ -54,22 +53,22 @@ def _sampling(run: Mapping[str, Any], released: Sequence[Event]) -> str:
     )
 
 
-def _rounds(batches: Mapping[str, Any], vouched: str) -> str:
-    rate, users = batches.get("sampling_rate") or math.nan, batches.get("examples")
-    weights = f" A user's weight is {batches.get('weights')}; {batches.get('denominator')}."
-    if batches.get("kind") == "poisson":
+def _rounds(batches: BatchesRecord, vouched: str) -> str:
+    rate, users = batches.sampling_rate or math.nan, batches.examples
+    weights = f" A user's weight is {batches.weights}; {batches.denominator}."
+    if batches.kind == "poisson":
         drawn = f"Poisson: every one of {users} users joins every round with probability {rate:.6g}, independently"
     else:
-        drawn = f"Rounds of a fixed size: {batches.get('cohort')} of {users} users, drawn without replacement"
+        drawn = f"Rounds of a fixed size: {batches.cohort} of {users} users, drawn without replacement"
     return f"{drawn}; {vouched}.{weights}"
 
 
-def _noise(run: Mapping[str, Any], released: Sequence[Event]) -> str:
+def _noise(run: RunRecord, released: Sequence[Event]) -> str:
     real = [e.noise_multiplier for e in released if e.kind == "gradients"]
-    given = f"Multiplier {_known(run, 'noise_multiplier')} in epoch 0, decay: {_decay(run)}."
+    given = f"Multiplier {_known(run.noise_multiplier)} in epoch 0, decay: {_decay(run)}."
     accounted = f" Accounted: {short(real[0])} first, {short(real[-1])} last." if real else ""
-    if run.get("noise") == "paper":
-        largest = "" if run.get("clipping") == "per_layer" else "·max α"
+    if run.noise == "paper":
+        largest = "" if run.clipping == "per_layer" else "·max α"
         return (
             f'{given} noise="paper": the published algorithm as printed, whose noise is weaker than its multiplier '
             f"says. ε is computed from the real multiplier, z/(2·√(N·K){largest}).{accounted}"
@@ -77,49 +76,44 @@ def _noise(run: Mapping[str, Any], released: Sequence[Event]) -> str:
     return f"{given} Calibrated: each step is a Gaussian mechanism with the accounted multiplier.{accounted}"
 
 
-def _decay(run: Mapping[str, Any]) -> str:
-    return f"`{run['noise_decay']}`" if run.get("noise_decay") else "none"
+def _decay(run: RunRecord) -> str:
+    return f"`{run.noise_decay}`" if run.noise_decay else "none"
 
 
-def _clipping(run: Mapping[str, Any]) -> str:
-    kind = {"flat": "flat, all layers together", "per_layer": "each layer by itself"}.get(str(run.get("clipping")))
+def _clipping(run: RunRecord) -> str:
+    kind = {"flat": "flat, all layers together", "per_layer": "each layer by itself"}.get(run.clipping or "")
     each = {
         "micro_batch": "The average gradient of a micro-batch is clipped, and one example can move it across the ball",
         "example": "The gradient of every example is clipped by itself",
         "user": "The update of every user is clipped by itself",
-    }.get(str(run.get("unit")), "What is clipped was not recorded")
-    divisor = f" The sum is divided by {run['divisor']}, a public number." if run.get("divisor") else ""
-    rounded = f" Gradients travel as {run['compression']}." if run.get("compression") else ""
+    }.get(run.unit or "", "What is clipped was not recorded")
+    divisor = f" The sum is divided by {run.divisor}, a public number." if run.divisor else ""
+    rounded = f" Gradients travel as {run.compression}." if run.compression else ""
     return (
-        f"Norm {_known(run, 'clip_norm')}, {kind or 'kind not recorded'}. {each}: "
-        f"sensitivity {_known(run, 'sensitivity')}.{divisor}{rounded}"
+        f"Norm {_known(run.clip_norm)}, {kind or 'kind not recorded'}. {each}: "
+        f"sensitivity {_known(run.sensitivity)}.{divisor}{rounded}"
     )
 
 
-def _scales(scaling: object) -> str:
+def _scales(run: RunRecord) -> str:
+    scaling = run.layer_scaling
     if scaling is None:
         return "None: all layers alike."
-    if isinstance(scaling, Mapping):
-        spread = f"between {short(min(scaling.values()))} and {short(max(scaling.values()))}" if scaling else ""
-        return f"Given by the user for {len(scaling)} layers, {spread}: they must come from public knowledge."
-    if is_raw(scaling):
+    if run.has_raw_scales:
         return "Raw norms of the first private gradients: a release that no noise covers, and not in ε."
-    found = re.search(r"noise_multiplier=([\w.+-]+)", str(scaling))
-    multiplier = f"with noise multiplier {found.group(1)}" if found else "with noise"
-    return f"Measured privately in the first step, {multiplier}; their cost is in ε."
+    if isinstance(scaling, FirstStepNorms):
+        multiplier = f"with noise multiplier {scaling.noise_multiplier}"
+        return f"Measured privately in the first step, {multiplier}; their cost is in ε."
+    spread = f"between {short(min(scaling.values()))} and {short(max(scaling.values()))}" if scaling else ""
+    return f"Given by the user for {len(scaling)} layers, {spread}: they must come from public knowledge."
 
 
-def is_raw(scaling: object) -> bool:
-    """Whether layer scales were measured without noise."""
-    return isinstance(scaling, str) and scaling == repr(FirstStepNorms())
-
-
-def _trust(run: Mapping[str, Any]) -> str:
-    workers, placement = run.get("workers"), run.get("noise_placement")
+def _trust(run: RunRecord) -> str:
+    workers, placement = run.workers, run.noise_placement
     if workers == 1:
         return "One worker, which adds all the noise. Whoever runs it sees the data and is trusted."
-    who = f"{_known(run, 'workers')} workers, noise placement {placement or 'not recorded'}."
-    if (run.get("batches") or {}).get("follows_draw"):
+    who = f"{_known(run.workers)} workers, noise placement {placement or 'not recorded'}."
+    if run.batches is not None and run.batches.follows_draw:
         who += " Each tells the others the exact weight of the users that it drew, which no noise covers on the way."
     if placement == "sharded":
         return (
@@ -136,8 +130,8 @@ def _trust(run: Mapping[str, Any]) -> str:
     return who
 
 
-def _known(run: Mapping[str, Any], name: str) -> str:
-    return "not recorded" if run.get(name) is None else short(run[name])
+def _known(value: object) -> str:
+    return "not recorded" if value is None else short(value)
 
 
 def short(value: object) -> str:

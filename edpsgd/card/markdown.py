@@ -92,12 +92,14 @@ def _epochs(row: Mapping[str, Any]) -> str:
 
 
 def _changes(name: str, values: Sequence[Any]) -> str:
-    shown = [
-        f"{len(v)} given scales" if name == "layer_scaling" and isinstance(v, Mapping) else json.dumps(v)
-        for v in values
-    ]
+    shown = [_setting(name, value) for value in values]
     told = ", then ".join(text for i, text in enumerate(shown) if i == 0 or text != shown[i - 1])
     return escaping.markdown(told)
+
+
+def _setting(name: str, value: Any) -> str:
+    is_given = name == "layer_scaling" and isinstance(value, Mapping) and "measured" not in value
+    return f"{len(value)} given scales" if is_given else json.dumps(value)
 
 
 def _digits(epsilon: float | str) -> str:

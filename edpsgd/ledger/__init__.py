@@ -4,6 +4,7 @@ from edpsgd.ledger.budget import Budget, BudgetExhausted
 from edpsgd.ledger.events import Event, LedgerError, LedgerUnavailable
 from edpsgd.ledger.guarantee import Bound, Report, format_epsilon
 from edpsgd.ledger.ledger import BLOCK, Ledger
+from edpsgd.ledger.records import RunRecord
 
 __all__ = [
     "BLOCK",
@@ -15,5 +16,6 @@ __all__ = [
     "LedgerError",
     "LedgerUnavailable",
     "Report",
+    "RunRecord",
     "format_epsilon",
 ]

@@ -1,12 +1,17 @@
-"""Every condition of ε, worded once: what nobody has checked, and when it applies."""
+"""Every condition of ε and every "not covered", worded once: what nobody has checked, and when.
+
+The two tables at the end hold each sentence with the fields of the record, or the events, that it
+depends on.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from edpsgd.ledger.events import Event
+from edpsgd.ledger.records import RunRecord
 
 _NOTHING = "no step is recorded: it says nothing of a training that took its steps elsewhere"
 _RAW_SCALES = "the layer scales are raw first-step norms: a release of private data that no noise covers, and not in ε"
@@ -52,6 +57,54 @@ _FOLLOWED = (
     "clip_norm was changed after clip_fraction was read, or may have been by some worker, which no noise covers: it "
     "holds if the change does not follow from what was read"
 )
+_RAW_RELEASE = "the layer scales: raw norms of the first private gradients, released without noise"
+_KNOWN_SEED = "anybody who knows the seed of the noise: to them the noise is no protection"
+_KNOWN_DRAWS = "anybody who knows the seed of the random draws: to them the sampling is no protection"
+_METRICS = "the metrics in this card, as far as they were measured on private data"
+_OTHER_RUNS = "other training runs on the same data: tuning, the choice of hyper-parameters, early stopping"
+_LABELS = "vocabulary and label sets, if they were read from private text"
+_LOGS = "training loss, clip fraction and discard counts, if anybody but the trainer sees the logs"
+_BUFFERS = "buffers that move in the forward pass, such as BatchNorm statistics (edpsgd.check_model refuses them)"
+
+
+@dataclass(frozen=True)
+class History:
+    """What was released, by whom, and whether numbers are shown beside it that no noise covers."""
+
+    events: Sequence[Event]
+    runs: Sequence[RunRecord]
+    has_metrics: bool = False
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence about ε.
+
+    Attributes:
+        text: the sentence, or what words it.
+        applies: whether it must be said of a history.
+    """
+
+    text: str | Callable[[History], str]
+    applies: Callable[[History], bool]
+
+    def worded(self, history: History) -> str:
+        """The sentence for a history."""
+        return self.text if isinstance(self.text, str) else self.text(history)
+
+
+def conditions_of(events: Sequence[Event], runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """All conditions under which ε of these events holds, in the order of printing."""
+    return _said(CONDITIONS, History(events, runs))
+
+
+def not_covered(history: History) -> tuple[str, ...]:
+    """All that ε says nothing about, in the order in which it is printed."""
+    return _said(NOT_COVERED, history)
+
+
+def _said(table: Sequence[Statement], history: History) -> tuple[str, ...]:
+    return tuple(statement.worded(history) for statement in table if statement.applies(history))
 
 
 def is_raw_scales(event: Event) -> bool:
@@ -59,69 +112,47 @@ def is_raw_scales(event: Event) -> bool:
     return event.kind == "layer_norms" and event.noise_multiplier == 0
 
 
-def has_single_examples(runs: Sequence[Mapping[str, Any]]) -> bool:
+def has_single_examples(runs: Sequence[RunRecord]) -> bool:
     """Whether any of the runs clipped single examples."""
-    return any(run.get("unit") == "example" for run in runs)
+    return any(run.unit == "example" for run in runs)
 
 
-def _is_clip_norm_followed(runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the clip norm changed after the share of clipped units was read, or may have been.
-
-    Each worker reads its own share, and tells the others with the next step only. So with several workers nobody knows
-    what came first, nor what was read after the last step.
-    """
-    used = [run for run, following in itertools.pairwise([*runs, {}]) if not _is_unused(run, following)]
-    was_read = False
-    for before, run in itertools.pairwise(used):
-        has_others = max(before.get("workers", 1), run.get("workers", 1)) > 1
-        was_read = was_read or has_others or bool(before.get("clip_fraction_read"))
-        if was_read and run.get("clip_norm") != before.get("clip_norm"):
-            return True
-    return False
+# -------------------------------------------------------------------- when they apply
 
 
-def _is_unused(run: Mapping[str, Any], following: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint with another clip norm was loaded before the run took a step."""
-    return bool(following.get("clip_norm_restored")) and not run.get("clip_norm_restored")
+def _always(history: History) -> bool:
+    return True
 
 
-def _is_order_unknown(run: Mapping[str, Any]) -> bool:
-    """Whether a sampler shared examples out to several workers that may have them in different orders."""
-    batches = run.get("batches")
-    return batches is not None and run.get("workers", 1) > 1 and not batches.get("order_compared")
+def _in_any_run(test: Callable[[RunRecord], bool | None]) -> Callable[[History], bool]:
+    """What is said of all runs if it is true of one."""
+    return lambda history: any(test(run) for run in history.runs)
 
 
-def conditions_of(events: Sequence[Event], runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """All conditions under which ε of these events holds, in the order in which they are printed."""
-    unvouched = [e for e in events if e.batching == "unvouched" and e.kind == "gradients" and e.steps]
-    conditions = {
-        _NOTHING: not any(e.steps for e in events),
-        _RAW_SCALES: any(is_raw_scales(e) for e in events),
-        _word(any(e.epoch is not None for e in unvouched), runs): bool(unvouched),
-        _WRONG: any(run.get("wrong_gradients") for run in runs),
-        _ONE_PASS: any(run.get("one_pass") and run.get("verify") != "always" for run in runs),
-        _VERIFIED: any(run.get("one_pass") and run.get("verify") == "always" for run in runs),
-        _UNCOMPARED: any(run.get("uncompared") for run in runs),
-        _SHARED_ROWS: any(run.get("shared_rows") for run in runs),
-        _ORDER: any(run.get("one_pass") and (run.get("batches") or {}).get("together") for run in runs),
-        _ORDER_OF_WORKERS: any(_is_order_unknown(run) for run in runs),
-        _FOLLOWED: _is_clip_norm_followed(runs),
-        _SCALED: any(run.get("loss_scaling") for run in runs),
-        _ROUNDED: any(run.get("compression") for run in runs),
-        _SEEDED: any(run.get("seeded") for run in runs),
-        _SEEDED_SAMPLING: any(
-            (run.get("batches") or {}).get("seeded") and run["batches"]["kind"] != "shuffled" for run in runs
-        ),
-    }
-    return tuple(text for text, applies in conditions.items() if applies)
+def _is_nothing_recorded(history: History) -> bool:
+    return not any(event.steps for event in history.events)
 
 
-def _word(has_epochs: bool, runs: Sequence[Mapping[str, Any]]) -> str:
+def _are_scales_raw(history: History) -> bool:
+    return any(is_raw_scales(event) for event in history.events)
+
+
+def _are_raw_scales_released(history: History) -> bool:
+    return _are_scales_raw(history) or any(run.has_raw_scales for run in history.runs)
+
+
+def _unvouched(history: History) -> list[Event]:
+    gradients = [event for event in history.events if event.kind == "gradients" and event.steps]
+    return [event for event in gradients if event.batching == "unvouched"]
+
+
+def _users_word(history: History) -> str:
     """What nobody but the user knows of batches that no sampler made; without epochs every step is a pass."""
-    alone = "every micro-batch held one example, " if has_single_examples(runs) else ""
+    alone = "every micro-batch held one example, " if has_single_examples(history.runs) else ""
+    has_epochs = any(event.epoch is not None for event in _unvouched(history))
     where = "an epoch, of one step or of several," if has_epochs else "a step"
     numbers = "the number of steps does not"
-    if any(run.get("unit") == "micro_batch" for run in runs):  # then it is the divisor too, and sets the noise
+    if any(run.unit == "micro_batch" for run in history.runs):  # then it is the divisor too, and sets the noise
         numbers = (
             "neither the number of steps nor that of micro-batches in a step (which backward() takes from `units`, "
             "if not from `count`) does"
@@ -130,3 +161,70 @@ def _word(has_epochs: bool, runs: Sequence[Mapping[str, Any]]) -> str:
         f"no sampler vouches for the batches: it holds if {alone}no example was in two micro-batches of {where} and "
         f"{numbers} depend on the data"
     )
+
+
+def _is_order_of_losses_open(run: RunRecord) -> bool | None:
+    return run.one_pass and run.batches is not None and run.batches.together
+
+
+def _is_order_of_workers_open(run: RunRecord) -> bool:
+    """Whether a sampler shared examples out to workers that may have them in different orders."""
+    return run.batches is not None and run.has_several_workers and not run.batches.order_compared
+
+
+def _are_draws_seeded(run: RunRecord) -> bool | None:
+    """A shuffle is no secret in the accounting; any other sampler's draws are."""
+    return run.batches is not None and run.batches.kind != "shuffled" and run.batches.seeded
+
+
+def _is_clip_norm_followed(history: History) -> bool:
+    """Whether the clip norm changed after the share of clipped units was read, or may have been.
+
+    Each worker reads its own share, and tells the others with the next step only. So with several workers nobody knows
+    what came first, nor what was read after the last step.
+    """
+    followed = itertools.pairwise([*history.runs, RunRecord()])
+    used = [run for run, following in followed if not _is_unused(run, following)]
+    was_read = False
+    for before, run in itertools.pairwise(used):
+        has_others = before.has_several_workers or run.has_several_workers
+        was_read = was_read or has_others or before.clip_fraction_read
+        if was_read and run.clip_norm != before.clip_norm:
+            return True
+    return False
+
+
+def _is_unused(run: RunRecord, following: RunRecord) -> bool:
+    """Whether a checkpoint with another clip norm was loaded before the run took a step."""
+    return following.clip_norm_restored and not run.clip_norm_restored
+
+
+# -------------------------------------------------------------------- the tables
+
+CONDITIONS = (
+    Statement(_NOTHING, _is_nothing_recorded),
+    Statement(_RAW_SCALES, _are_scales_raw),
+    Statement(_users_word, lambda history: bool(_unvouched(history))),
+    Statement(_WRONG, _in_any_run(lambda run: run.wrong_gradients)),
+    Statement(_ONE_PASS, _in_any_run(lambda run: run.one_pass and run.verify != "always")),
+    Statement(_VERIFIED, _in_any_run(lambda run: run.one_pass and run.verify == "always")),
+    Statement(_UNCOMPARED, _in_any_run(lambda run: run.uncompared)),
+    Statement(_SHARED_ROWS, _in_any_run(lambda run: run.shared_rows)),
+    Statement(_ORDER, _in_any_run(_is_order_of_losses_open)),
+    Statement(_ORDER_OF_WORKERS, _in_any_run(_is_order_of_workers_open)),
+    Statement(_FOLLOWED, _is_clip_norm_followed),
+    Statement(_SCALED, _in_any_run(lambda run: run.loss_scaling)),
+    Statement(_ROUNDED, _in_any_run(lambda run: bool(run.compression))),
+    Statement(_SEEDED, _in_any_run(lambda run: run.seeded)),
+    Statement(_SEEDED_SAMPLING, _in_any_run(_are_draws_seeded)),
+)
+NOT_COVERED = (
+    Statement(_RAW_RELEASE, _are_raw_scales_released),
+    Statement(_KNOWN_SEED, _in_any_run(lambda run: run.seeded)),
+    Statement(_KNOWN_DRAWS, _in_any_run(_are_draws_seeded)),
+    Statement(_METRICS, lambda history: history.has_metrics),
+    Statement(_OTHER_RUNS, _always),
+    Statement(_LABELS, _always),
+    Statement(_LOGS, _always),
+    Statement(_BUFFERS, _always),
+)

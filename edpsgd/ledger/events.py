@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 KINDS = ("gradients", "layer_norms")
 _MOST_STEPS = 2**53
-_DEEPEST = 16  # settings of a run are nested three deep
 
 
 class LedgerError(ValueError):
@@ -55,9 +53,9 @@ class Event:
         event = cls(**data)
         fits = {
             "kind": event.kind in KINDS,
-            "epoch": event.epoch is None or _is_int(event.epoch),
+            "epoch": event.epoch is None or is_int(event.epoch),
             "noise_multiplier": event.noise_multiplier is None or is_noise(event.noise_multiplier),
-            "steps": _is_int(event.steps) and 0 <= event.steps <= _MOST_STEPS,
+            "steps": is_int(event.steps) and 0 <= event.steps <= _MOST_STEPS,
             "batching": isinstance(event.batching, str) and event.batching.isprintable(),
             "sampling_rate": event.sampling_rate is None or _is_number(event.sampling_rate, 1.0),
         }
@@ -81,34 +79,9 @@ def _is_number(value: object, most: float) -> bool:
         return False
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
+    """Whether it is a whole number; for Python, True is one too."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def parse_run(data: object) -> dict[str, Any]:
-    """The settings of a run from the JSON of a file."""
-    if not isinstance(data, dict) or not isinstance(data.get("id"), str):
-        raise LedgerError("a run must have settings and an id")
-    if not isinstance(data.get("batches") or {}, dict):
-        raise LedgerError("the batches of a run must have names and values")
-    if not _is_int(data.get("workers", 1)):
-        raise LedgerError("the number of workers of a run must be a whole number")
-    begins_after = data.get("begins_after", [0, 0])
-    is_place = isinstance(begins_after, list) and len(begins_after) == 2 and all(map(_is_int, begins_after))
-    if not is_place:
-        raise LedgerError("a run must begin after a number of events, and of steps in the last of them")
-    if _depth(data) > _DEEPEST:
-        raise LedgerError("the settings of a run are nested too deep")
-    return data
-
-
-def _depth(data: object) -> int:
-    """Of lists and dictionaries in each other, as far as it matters."""
-    depth, level = 0, [data]
-    while depth <= _DEEPEST and any(isinstance(one, dict | list) for one in level):
-        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        depth, level = depth + 1, [item for values in inside for item in values]
-    return depth
 
 
 def family(batching: str) -> str:

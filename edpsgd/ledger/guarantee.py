@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_UP, Decimal
-from typing import Any
 
 from edpsgd import accounting
 from edpsgd.accounting.pld import Composition, Steps
@@ -16,6 +15,7 @@ from edpsgd.ledger.conditions import (
     is_raw_scales,
 )
 from edpsgd.ledger.events import Event, LedgerError, family
+from edpsgd.ledger.records import BatchesRecord, RunRecord
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def format_epsilon(epsilon: float) -> str:
 def bound(
     events: Sequence[Event],
     delta: float,
-    runs: Sequence[Mapping[str, Any]] = (),
+    runs: Sequence[RunRecord] = (),
     composition: Composition | None = None,
 ) -> Bound:
     """The tightest sound statement about the events.
@@ -82,7 +82,7 @@ def bound(
     Args:
         events: of a ledger.
         delta: the δ to find ε for.
-        runs: the settings of the runs that wrote the events.
+        runs: the records of the runs that wrote the events.
         composition: what an earlier call with the first of these events has computed, to be faster.
     """
     charged, unit = _charged(events), unit_of(runs)
@@ -100,7 +100,7 @@ def bound(
 def report(
     events: Sequence[Event],
     delta: float,
-    runs: Sequence[Mapping[str, Any]] = (),
+    runs: Sequence[RunRecord] = (),
     composition: Composition | None = None,
 ) -> Report:
     """All methods side by side, and what it would be if every example were in every step."""
@@ -120,9 +120,7 @@ def report(
     return Report((first, *bounds, last))
 
 
-def _of_passes(
-    charged: Sequence[Event], delta: float, first: Bound, runs: Sequence[Mapping[str, Any]]
-) -> Iterator[Bound]:
+def _of_passes(charged: Sequence[Event], delta: float, first: Bound, runs: Sequence[RunRecord]) -> Iterator[Bound]:
     """What else is to be said of passes in which every example is in one step."""
     passes = _passes(charged)
     zcdp = accounting.zcdp_epsilon(accounting.zcdp_rho(passes), delta)
@@ -137,9 +135,9 @@ def _charged(events: Sequence[Event]) -> list[Event]:
     return [e for e in events if e.steps and not is_raw_scales(e)]
 
 
-def unit_of(runs: Sequence[Mapping[str, Any]]) -> str:
+def unit_of(runs: Sequence[RunRecord]) -> str:
     """Whom the statement is about: a user with all their examples, or an example."""
-    users = {run.get("unit") == "user" for run in runs}
+    users = {run.unit == "user" for run in runs}
     if len(users) > 1:
         raise LedgerError("steps on users and steps on examples in one ledger cannot be accounted together")
     return "user" if True in users else "example"
@@ -179,16 +177,16 @@ def _noise(event: Event) -> float:
     return event.noise_multiplier or 0.0
 
 
-def _neighbours(runs: Sequence[Mapping[str, Any]]) -> str:
+def _neighbours(runs: Sequence[RunRecord]) -> str:
     return "blank one example" if has_single_examples(runs) else "replace or blank one example"
 
 
-def _sampled_neighbours(runs: Sequence[Mapping[str, Any]]) -> str:
+def _sampled_neighbours(runs: Sequence[RunRecord]) -> str:
     """Where the micro-batch of an example followed from its index, removing one moved all later ones to others."""
     unit = unit_of(runs)
     for run in runs:
-        batches = run.get("batches") or {}
-        is_split = run.get("workers", 1) * (batches.get("micro_batches") or 1) > 1
-        if run.get("unit") == "micro_batch" and is_split and batches.get("slots") != "drawn":
+        batches = run.batches or BatchesRecord()
+        is_split = run.has_several_workers or (batches.micro_batches or 1) > 1
+        if run.unit == "micro_batch" and is_split and batches.slots != "drawn":
             return f"blank one {unit}, its index stays"
     return f"add or remove one {unit}"

@@ -19,15 +19,16 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from edpsgd.accounting.pld import Composition
 from edpsgd.ledger import guarantee
-from edpsgd.ledger.events import Event, LedgerError, LedgerUnavailable, family, is_noise, parse_run
+from edpsgd.ledger.events import Event, LedgerError, LedgerUnavailable, family, is_noise
 from edpsgd.ledger.file import LedgerFile, read_records
 from edpsgd.ledger.guarantee import Bound, Report
+from edpsgd.ledger.records import RunRecord
 
 FORMAT = 1
 BLOCK = 32
@@ -37,7 +38,7 @@ class Ledger:
     """Privacy events in the order in which they happened.
 
     Attributes:
-        runs: the settings of every run that wrote here, oldest first, each with an "id".
+        runs: the record of every run that wrote here, oldest first.
         events: what was released.
 
     Example:
@@ -50,7 +51,7 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         """Makes a ledger in memory or, with a path, one that is kept in a file and continues what the file holds."""
-        self.runs: list[dict[str, Any]] = []
+        self.runs: list[RunRecord] = []
         self.events: list[Event] = []
         self._current: int | None = None
         self._reserved = 0
@@ -73,30 +74,32 @@ class Ledger:
         ledger._replay(read_records(Path(path))[0], Path(path))
         return ledger
 
-    def begin_run(self, settings: dict[str, Any], run_id: str | None = None) -> None:
+    def begin_run(self, settings: RunRecord | Mapping[str, Any], run_id: str | None = None) -> None:
         """Notes the settings of a run that is about to write here. Workers of one run share the id."""
-        guarantee.unit_of([*self.runs, settings])  # refuses another one than before
+        run = settings if isinstance(settings, RunRecord) else RunRecord.from_settings(settings)
+        guarantee.unit_of([*self.runs, run])  # refuses another one than before
         self._current = None
-        self._note({"id": run_id or uuid.uuid4().hex, **settings})
+        self._note(replace(run, id=run.id or run_id or uuid.uuid4().hex))
 
-    def begin_branch(self, settings: dict[str, Any], name: str) -> None:
+    def begin_branch(self, settings: RunRecord | Mapping[str, Any], name: str) -> None:
         """The same for what goes on from here beside another one, such as a copy; alike on workers with one name."""
-        self.begin_run(settings, _derived_id(self.runs[-1]["id"], name))
+        self.begin_run(settings, _derived_id(self.runs[-1].id, name))
 
-    def note_change(self, settings: dict[str, Any]) -> None:
+    def note_change(self, settings: Mapping[str, Any]) -> None:
         """Notes that some settings of the last run have changed; its open event goes on."""
-        last = self.runs[-1] if self.runs else {"id": uuid.uuid4().hex}
+        last = self.runs[-1] if self.runs else RunRecord(id=uuid.uuid4().hex)
         told = json.dumps(settings, sort_keys=True, default=repr)
-        self._note({**last, **settings, "id": _derived_id(last["id"], told), "changes": last["id"]})
+        place = {"id": _derived_id(last.id, told), "changes": last.id}
+        self._note(RunRecord.from_settings({**last.to_json(), **settings, **place}))
 
-    def _note(self, run: dict[str, Any]) -> None:
-        placed = {**run, "begins_after": self._end()}
-        self._write({"run": placed}, durable=True)  # conditions of ε depend on it
+    def _note(self, run: RunRecord) -> None:
+        placed = replace(run, begins_after=self._end())
+        self._write({"run": placed.to_json()}, durable=True)  # conditions of ε depend on it
         self.runs.append(placed)
 
-    def _end(self) -> list[int]:
+    def _end(self) -> tuple[int, int]:
         """How many events there are, and steps in the last one: where a run that begins now branches off."""
-        return [len(self.events), self.events[-1].steps if self.events else 0]
+        return len(self.events), self.events[-1].steps if self.events else 0
 
     @property
     def is_open(self) -> bool:
@@ -187,7 +190,7 @@ class Ledger:
         """The whole ledger as JSON-ready data."""
         return {
             "format": FORMAT,
-            "runs": [dict(run) for run in self.runs],
+            "runs": [run.to_json() for run in self.runs],
             "events": [asdict(event) for event in self.events],
         }
 
@@ -216,8 +219,8 @@ class Ledger:
         """
         if self._file is None or other._is_unused():
             return
-        known = {run["id"] for run in other.runs}
-        is_same = any(run["id"] in known for run in self.runs)
+        known = {run.id for run in other.runs}
+        is_same = any(run.id in known for run in self.runs)
         has_lost = is_same and not all(
             any(_at_least(mine, theirs) for mine in self.events[i : i + 1]) for i, theirs in enumerate(other.events)
         )
@@ -254,18 +257,18 @@ class Ledger:
 
     def _continues(self, other: Ledger) -> bool:
         """Whether this is the other ledger, perhaps some steps, events and runs later."""
-        ids = [run["id"] for run in other.runs]
-        if [run["id"] for run in self.runs[: len(ids)]] != ids or len(self.events) < len(other.events):
+        ids = [run.id for run in other.runs]
+        if [run.id for run in self.runs[: len(ids)]] != ids or len(self.events) < len(other.events):
             return False
         following = self.runs[len(ids) : len(ids) + 1]
-        begins_after = following[0].get("begins_after") if following else None  # runs of old ledgers do not say
+        begins_after = following[0].begins_after if following else None  # runs of old ledgers do not say
         if begins_after is not None and other._end() > begins_after:
             return False  # it branched off before: the other one has taken steps of its own since
         return all(_at_least(mine, theirs) for mine, theirs in zip(self.events, other.events, strict=False))
 
     def _adopt(self, other: Ledger) -> None:
-        known = {run["id"] for run in other.runs}
-        own = [{**run, "begins_after": other._end()} for run in self.runs if run["id"] not in known]
+        known = {run.id for run in other.runs}
+        own = [replace(run, begins_after=other._end()) for run in self.runs if run.id not in known]
         adopted = Ledger()
         adopted.runs, adopted.events = other.runs + own, other.events
         self._write({"state": adopted.state_dict()}, durable=True)  # first: if it fails, nothing has changed
@@ -307,7 +310,7 @@ class Ledger:
         if record.keys() == {"state"}:
             self.runs, self.events = _parsed(record["state"])
         elif record.keys() == {"run"}:
-            self.runs.append(parse_run(record["run"]))
+            self.runs.append(RunRecord.parse(record["run"]))
         elif record.keys() == {"index", "event"}:
             index, event = record["index"], Event.parse(record["event"])
             if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index <= len(self.events):
@@ -325,7 +328,7 @@ class Ledger:
         return {**self.__dict__, "_file": None, "_is_closed": False, "_composition": None}
 
 
-def _parsed(state: object) -> tuple[list[dict[str, Any]], list[Event]]:
+def _parsed(state: object) -> tuple[list[RunRecord], list[Event]]:
     """Runs and events of a state_dict, which may come from any file."""
     if not isinstance(state, Mapping):
         raise LedgerError("a ledger's state must have names and values")
@@ -334,7 +337,7 @@ def _parsed(state: object) -> tuple[list[dict[str, Any]], list[Event]]:
     runs, events = state.get("runs"), state.get("events")
     if not isinstance(runs, list) or not isinstance(events, list):
         raise LedgerError("a ledger's state must have a list of runs and one of events")
-    return [dict(parse_run(run)) for run in runs], [Event.parse(event) for event in events]
+    return [RunRecord.parse(run) for run in runs], [Event.parse(event) for event in events]
 
 
 def _derived_id(before: str, what: str) -> str:

@@ -42,6 +42,11 @@ class FirstStepNorms:
         """Noise on the sum of the contributions: non-negative vectors of length 1 differ by at most √2."""
         return math.sqrt(2.0) * (self.noise_multiplier or 0.0)
 
+    def describe(self) -> dict[str, bool | float | None]:
+        """As JSON-ready data, which no mapping of given scales can be."""
+        multiplier = None if self.noise_multiplier is None else float(self.noise_multiplier)
+        return {"measured": True, "noise_multiplier": multiplier}
+
 
 def unit_rms(scales: Sequence[float]) -> list[float]:
     """The scales times a common factor, so that their root mean square is 1 (section 1)."""

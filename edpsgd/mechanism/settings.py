@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from edpsgd._arguments import UNITS, check_choice, check_number, check_seed
@@ -111,28 +111,29 @@ class Settings:
         return self.noise == "calibrated" and self.noise_placement == "sharded"
 
     def describe(self) -> dict[str, Any]:
-        """The settings as JSON-ready data."""
+        """The settings as JSON-ready data, under the names of a run's record."""
+        settings = {item.name: getattr(self, item.name) for item in fields(self)}
+        del settings["seed"]  # a secret
+        del settings["reach"]  # the sensitivity holds it
         return {
+            **settings,
             "clip_norm": float(self.clip_norm),
             "noise_multiplier": float(self.noise_multiplier),
             "noise_decay": None if self.noise_decay is None else _name(self.noise_decay),
-            "clipping": self.clipping,
-            "unit": self.unit,
             "layer_scaling": _plain(self.layer_scaling),
-            "noise": self.noise,
             "noise_placement": "per_worker" if self.noise == "paper" else self.noise_placement,
             "divisor": None if self.divisor is None else float(self.divisor),
-            "compression": self.compression,
-            "verify": self.verify,
             "seeded": self.seed is not None,
             "sensitivity": float(self.sensitivity),
         }
 
 
-def _plain(scaling: Mapping[str, float] | FirstStepNorms | None) -> dict[str, float] | str | None:
-    if isinstance(scaling, Mapping):
-        return {name: float(scale) for name, scale in scaling.items()}
-    return None if scaling is None else repr(scaling)
+def _plain(scaling: Mapping[str, float] | FirstStepNorms | None) -> Mapping[str, Any] | None:
+    if isinstance(scaling, FirstStepNorms):
+        return scaling.describe()
+    if scaling is None:
+        return None
+    return {name: float(scale) for name, scale in scaling.items()}
 
 
 def _name(decay: Decay) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import edpsgd
 from edpsgd import accounting
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Report, format_epsilon, report
+from edpsgd.ledger.records import BatchesRecord, RunRecord
+from edpsgd.mechanism import sensitivity
 from edpsgd.sampling.base import Batches
 from edpsgd.schedules import Decay, parse_decay
 from tasks.nlu.configuration import Config
@@ -101,16 +102,16 @@ def _forecast(
     if config.noise == "paper":
         if config.layer_scaling != "none" and config.clipping == "flat":
             return None
-        share = 1 / (2 * math.sqrt(workers * config.micro_batches))  # privacy.md, section 3
+        share = sensitivity.paper_multiplier(1.0, workers, config.micro_batches)
     steps = batches.steps_per_epoch
     events = [Event("layer_norms", None, z, steps=1) for z in measured]
     for epoch, factor in enumerate(accounting.decay_factors(config.epochs, decay)):
         z = z0 * share * factor
         events.append(Event("gradients", epoch, z, steps, batches.kind, batches.sampling_rate))
-    run = {
-        "unit": "example" if config.private == "example" else "micro_batch",
-        "one_pass": config.in_one_pass,
-        "seeded": config.seed is not None,
-        "batches": batches.describe(),
-    }
+    run = RunRecord(
+        unit="example" if config.private == "example" else "micro_batch",
+        one_pass=config.in_one_pass,
+        seeded=config.seed is not None,
+        batches=BatchesRecord.from_settings(batches.describe()),
+    )
     return report(events, config.delta, [run])

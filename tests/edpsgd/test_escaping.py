@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report.blocks import Table, Text
-from edpsgd import Ledger, card, cli, escaping, files
+from edpsgd import Ledger, LedgerError, card, cli, escaping, files
 from mia import secret_sharer
 from tasks import language_model, predict, train
 from tasks.language.dictionary import Dictionary
@@ -41,12 +41,12 @@ def hidden(text: str, keep: str = "\n") -> list[str]:
 def hostile_ledger(path: Path | None = None) -> Ledger:
     """Every text of a run's settings is a trap, and so is the name of one."""
     ledger = Ledger(path)
-    batches = {"kind": "shuffled", "examples": EVIL, "batch_size": EVIL, "micro_batches": EVIL, "steps_per_epoch": EVIL}
-    names = ("clip_norm", "noise_multiplier", "noise_decay", "clipping", "layer_scaling", "noise")
-    more = ("noise_placement", "divisor", "compression", "sensitivity")
+    batches = {**dict.fromkeys(("weights", "denominator", "slots"), EVIL), "kind": "shuffled", f"y{EVIL}": EVIL}
+    names = ("noise_decay", "clipping", "noise", "noise_placement", "compression", "verify")
     for turn in ("a", "b"):
-        values = dict.fromkeys((*names, *more), turn + EVIL)
-        ledger.begin_run({**values, "unit": "micro_batch", "batches": batches, f"x{EVIL}": turn})
+        values = dict.fromkeys((*names, f"x{EVIL}"), turn + EVIL)
+        scales = {turn + EVIL: 1.0}
+        ledger.begin_run({**values, "unit": "micro_batch", "batches": batches, "layer_scaling": scales})
     ledger.open_epoch(0, "shuffled")
     ledger.charge(1.0)
     return ledger
@@ -67,6 +67,13 @@ def test_a_card_is_text(tmp_path) -> None:
     written = (tmp_path / "privacy_card.json").read_text(encoding="utf-8")
     assert not hidden(written)
     assert json.loads(written)["settings"]["clipping"] == f"b{EVIL}"  # programs get what was written
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier", "layer_scaling", "divisor", "sensitivity"])
+def test_a_text_is_no_number_and_is_not_repeated(name) -> None:
+    with pytest.raises(LedgerError, match=f"a run has {name}") as caught:
+        Ledger().begin_run({name: f"a{EVIL}"})
+    assert not hidden(str(caught.value))
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

@@ -165,7 +165,7 @@ def test_a_clip_norm_that_could_not_be_noted_is_not_set(tmp_path, monkeypatch) -
             optimizer.clip_norm = 0.1
     assert optimizer.clip_norm == 1.0
     optimizer.clip_norm = 0.1
-    assert edpsgd.Ledger.read(tmp_path / "ledger.jsonl").runs[-1]["clip_norm"] == 0.1
+    assert edpsgd.Ledger.read(tmp_path / "ledger.jsonl").runs[-1].clip_norm == 0.1
 
 
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
@@ -248,8 +248,8 @@ def test_what_another_worker_does_is_on_disk_before_the_model_moves(tmp_path, mo
         with pytest.raises(OSError, match="cannot be written"):
             optimizer.step()
     assert not model.p0.any()
-    assert not any(run.get("one_pass") for run in edpsgd.Ledger.read(path).runs)
+    assert not any(run.one_pass for run in edpsgd.Ledger.read(path).runs)
     optimizer.step()
     assert model.p0.any()
-    assert edpsgd.Ledger.read(path).runs[-1]["one_pass"]
+    assert edpsgd.Ledger.read(path).runs[-1].one_pass
     assert sum(event.steps for event in optimizer.ledger.events) == 2

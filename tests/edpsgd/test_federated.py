@@ -17,6 +17,7 @@ from torch import nn
 
 import edpsgd
 from edpsgd import ClippedDenominator, FedAvg, FedSGD, FixedDenominator, FixedSizeUsers, PoissonUsers, card
+from edpsgd.ledger.records import RunRecord
 from edpsgd.planning import as_if
 from tests.helpers.common import SIGNIFICANCE, Spy
 from tests.helpers.federation import Point, points_of, pushed, reference_round, towards, training
@@ -443,7 +444,7 @@ def test_units_are_not_mixed() -> None:
     ledger = user_ledger("poisson", 0.1, 1.0, 5)
     with pytest.raises(edpsgd.LedgerError, match="users and steps on examples"):
         ledger.begin_run({"unit": "example"})
-    ledger.runs.append({"unit": "example"})  # as in a file of an earlier version
+    ledger.runs.append(RunRecord(unit="example"))  # as in a file of an earlier version
     with pytest.raises(edpsgd.LedgerError, match="users and steps on examples"):
         ledger.epsilon(1e-5)
     with pytest.raises(edpsgd.LedgerError, match="other neighbours|of other"):

@@ -17,6 +17,7 @@ import edpsgd
 from edpsgd import FedAvg, FedSGD, PoissonBatches, PoissonUsers, ShuffledBatches
 from edpsgd.ledger import guarantee
 from edpsgd.ledger.events import Event, LedgerError
+from edpsgd.ledger.records import RunRecord
 from edpsgd.sampling.data_order import order_digest
 from tests.helpers.common import Bag, assert_std, layers_of, private, set_gradients
 from tests.helpers.federation import Point, pushed, training
@@ -111,7 +112,7 @@ def test_ledgers_in_which_slots_followed_the_index_say_so(run, neighbours) -> No
     run = {"unit": "micro_batch", **run}
     run["batches"] = {"kind": "poisson", "seeded": False, "order_compared": True, **run["batches"]}
     event = Event("gradients", 0, 1.0, 3, "poisson", 0.1)
-    assert guarantee.bound([event], DELTA, [run]).neighbours == neighbours
+    assert guarantee.bound([event], DELTA, [RunRecord.from_settings(run)]).neighbours == neighbours
 
 
 # -------------------------------------------------------------------- workers that change
@@ -165,7 +166,7 @@ def test_a_worker_that_is_left_alone_does_not_go_on_by_itself(tmp_path) -> None:
     survivor.ledger.close()
     on_disk = edpsgd.Ledger.read(path)
     assert sum(event.steps for event in on_disk.events) == 2
-    assert on_disk.runs[-1]["workers"] == 1
+    assert on_disk.runs[-1].workers == 1
 
 
 def test_a_sampler_stays_with_the_worker_that_it_was_made_for() -> None:

@@ -387,7 +387,7 @@ def test_a_seed_from_a_checkpoint_is_marked() -> None:
     seeded.step()
     optimizer = private(Bag())
     optimizer.load_state_dict(seeded.state_dict())
-    assert [run["seeded"] for run in optimizer.ledger.runs] == [True, False, True]
+    assert [run.seeded for run in optimizer.ledger.runs] == [True, False, True]
 
 
 def test_a_decay_that_changes_its_mind_is_asked_once() -> None:

@@ -277,7 +277,7 @@ def test_what_a_sampler_vouches_for_is_in_the_ledger(workers) -> None:
     assert bound.conditions == ()
     assert bound.neighbours == "replace or blank one example"
     assert float(bound) == pytest.approx(accounting.gaussian_epsilon([1.5, 1.5 / 1.1, 1.5 / 1.2], DELTA), rel=1e-12)
-    assert optimizer.ledger.runs[0]["batches"]["kind"] == "shuffled"
+    assert optimizer.ledger.runs[0].batches.kind == "shuffled"
 
 
 def test_poisson_steps_are_accounted_with_their_rate(workers) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edpsgd.accounting import gaussian_epsilon, pld, poisson_epsilon, rdp_epsilon, zcdp_epsilon
 from edpsgd.ledger import guarantee
 from edpsgd.ledger.events import Event, LedgerError
+from edpsgd.ledger.records import BatchesRecord, RunRecord
 
 
 def gradients(epoch: int | None = 0, z: float | None = 2.0, steps: int = 10, **more) -> Event:
@@ -67,7 +68,7 @@ def test_of_single_examples_it_is_said_that_they_must_be_single() -> None:
     """Nobody but the user knows how many examples a gradient is of."""
     for epoch in (0, None):
         events = [gradients(epoch, 2.0, batching="unvouched")]
-        (condition,) = guarantee.bound(events, 1e-5, [{"unit": "example"}]).conditions
+        (condition,) = guarantee.bound(events, 1e-5, [RunRecord(unit="example")]).conditions
         assert "it holds if every micro-batch held one example, no example was in two" in condition
 
 
@@ -137,28 +138,32 @@ def test_raw_scales_are_marked_before_the_first_step() -> None:
 
 
 def test_seeds_are_conditions() -> None:
-    (condition,) = guarantee.bound([gradients()], 1e-5, [{"seeded": True}]).conditions
+    (condition,) = guarantee.bound([gradients()], 1e-5, [RunRecord(seeded=True)]).conditions
     assert "the noise comes from a given seed" in condition
-    runs = [{"seeded": False}, {"seeded": True, "batches": {"kind": "poisson", "seeded": True}}]
+    runs = [RunRecord(seeded=False), RunRecord(seeded=True, batches=BatchesRecord(kind="poisson", seeded=True))]
     noise, batches = guarantee.bound([poisson()], 1e-5, runs).conditions
     assert "the noise comes from a given seed" in noise
     assert "the batches come from a given seed" in batches
     assert batches in str(guarantee.report([poisson()], 1e-5, runs))
-    runs = [{"seeded": False, "batches": {"kind": "shuffled", "seeded": True}}, {"batches": None}, {}]
+    runs = [
+        RunRecord(seeded=False, batches=BatchesRecord(kind="shuffled", seeded=True)),
+        RunRecord(batches=None),
+        RunRecord(),
+    ]
     assert guarantee.bound([gradients()], 1e-5, runs).conditions == ()
 
 
 def test_all_conditions_are_shown() -> None:
     events = [norms(0.0), gradients(0, batching="unvouched")]
-    bound = guarantee.bound(events, 1e-5, [{"seeded": True}])
+    bound = guarantee.bound(events, 1e-5, [RunRecord(seeded=True)])
     assert len(bound.conditions) == 3
-    for text in (str(bound), str(guarantee.report(events, 1e-5, [{"seeded": True}]))):
+    for text in (str(bound), str(guarantee.report(events, 1e-5, [RunRecord(seeded=True)]))):
         assert all(condition in text for condition in bound.conditions)
 
 
 def test_single_examples() -> None:
     """Section 2: z is relative to C, so that replacing an example, which moves the sum by 2C, halves it."""
-    runs = [{"unit": "example"}]
+    runs = [RunRecord(unit="example")]
     bound = guarantee.bound([gradients(0, 2.0)], 1e-5, runs)
     assert (bound.epsilon, bound.neighbours) == (gaussian_epsilon([2.0], 1e-5), "blank one example")
     replaced = [

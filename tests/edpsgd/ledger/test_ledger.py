@@ -122,9 +122,9 @@ def test_a_file_is_continued(tmp_path) -> None:
         optimizer.ledger.close()
     ledger = Ledger.read(path)
     assert [e.steps for e in ledger.events] == [1, 1, 1]
-    assert len({run["id"] for run in ledger.runs}) == 3
-    assert ledger.runs[0]["clip_norm"] == 1.0
-    assert ledger.runs[0]["workers"] == 1
+    assert len({run.id for run in ledger.runs}) == 3
+    assert ledger.runs[0].clip_norm == 1.0
+    assert ledger.runs[0].workers == 1
 
 
 def test_resume_takes_the_larger_count(tmp_path) -> None:
@@ -381,15 +381,15 @@ def test_a_refused_construction_leaves_no_run(tmp_path) -> None:
 def test_what_the_ledger_marks() -> None:
     optimizer = private(Bag(), seed=3, layer_scaling=edpsgd.FirstStepNorms())
     optimizer.step()
-    assert optimizer.ledger.runs[0]["seeded"]
+    assert optimizer.ledger.runs[0].seeded
     assert optimizer.ledger.events == [Event("layer_norms", None, 0.0, 1)]
     assert json.loads(json.dumps(optimizer.ledger.state_dict())) == optimizer.ledger.state_dict()
     example = private(Bag(), unit="example", divisor=4)
     example.set_epoch(0)
-    assert example.ledger.runs[0]["unit"] == "example"
+    assert example.ledger.runs[0].unit == "example"
     assert example.ledger.events[0].batching == "unvouched"
-    assert example.ledger.runs[0]["sensitivity"] == 1.0
-    assert optimizer.ledger.runs[0]["sensitivity"] == 2.0
+    assert example.ledger.runs[0].sensitivity == 1.0
+    assert optimizer.ledger.runs[0].sensitivity == 2.0
 
 
 def test_a_ledger_that_nobody_holds_any_more_has_the_exact_count(tmp_path) -> None:
@@ -434,10 +434,10 @@ def test_a_condition_that_could_not_be_written_is_written_next(tmp_path, monkeyp
         patch.setattr(os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
         with pytest.raises(OSError, match="cannot be written"):
             ledger.note_change({"one_pass": True})
-    assert not ledger.runs[-1].get("one_pass")
+    assert not ledger.runs[-1].one_pass
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd))[1])
     ledger.note_change({"one_pass": True})
-    assert Ledger.read(path).runs[-1]["one_pass"]
+    assert Ledger.read(path).runs[-1].one_pass
     assert synced  # before the next release
 
 

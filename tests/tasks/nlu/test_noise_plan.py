@@ -52,7 +52,7 @@ def finished(config):
     """The plan of a job, and the ledger after it."""
     folder = run(config).folder
     ledger = edpsgd.Ledger.read(folder / "ledger.jsonl")
-    batches = make_batches(config, ledger.runs[0]["batches"]["examples"], Local())
+    batches = make_batches(config, ledger.runs[0].batches.examples, Local())
     return make_plan(config, batches, 1), ledger
 
 
