@@ -268,7 +268,7 @@ def test_poisson_passes_over_the_same_epoch_are_drawn_anew(workers) -> None:
 def test_what_a_sampler_vouches_for_is_in_the_ledger(workers) -> None:
     """N workers with calibrated noise account as one."""
     model = Bag()
-    batches = edpsgd.ShuffledBatches(range(40), 5)
+    batches = edpsgd.ShuffledBatches(list(range(40)), 5)
     optimizer = private(model, batches=batches, noise_multiplier=1.5, noise_decay=edpsgd.LinearDecay(0.1))
     for epoch in range(3):
         optimizer.set_epoch(epoch)
