@@ -44,6 +44,7 @@ class Batch:
         without_rule: names of parameters that are left to autograd, for an operation that has no rule.
         shared: names of those with rows that belong to several examples.
         tolerance: relative, of the precision in which the gradients came.
+        has_halves: whether anything in the graph is in half precision, so that sums are rounded.
     """
 
     def __init__(
@@ -174,7 +175,9 @@ class Batch:
         nodes = [*receivers, *(node for node in self._graph.nodes if node in cut)]
         received = self._around_layers(nodes, is_last)
         kinds = {one.dtype for results in received.values() for one in results if one is not None}
-        self._gain = 1.0 if torch.float16 in kinds else _GAIN
+        precisions = self._graph.precisions() | {p.dtype for p in self._parameters.values()}
+        self.has_halves = bool(precisions & {torch.bfloat16, torch.float16})
+        self._gain = 1.0 if torch.float16 in precisions else _GAIN
         self.tolerance = 0.03 if kinds & {torch.bfloat16, torch.float16} else 1e-3
         products = Products()
         at: dict[Node, Received] = {}

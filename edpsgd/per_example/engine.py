@@ -39,6 +39,7 @@ _NOT_LINEAR = (
     "autograd's gradients of {names} do not grow as their losses do: a hook, or a function with a backward of its own, "
     f"clamps or normalises them. {NOT_LINEAR_ADVICE}"
 )
+_ROUNDED = 0.3  # of a sum: what autograd may round away of it where something is in half precision
 _FAR_OFF = 10  # times the tolerance: no rounding error
 _NOISE = 4  # times what half precision rounds away in autograd's own sums may be rounded away in others
 _FINE = 1e-2  # a tolerance below this is one of single precision
@@ -199,7 +200,9 @@ class UnitGradients:
             if off <= allowed:
                 continue
             if names[number] in self._distrusted:
-                not_linear += [names[number]] if batch.shows_hooks else []
+                is_rounding = batch.has_halves and off <= _ROUNDED * size
+                if batch.shows_hooks and not is_rounding:
+                    not_linear.append(names[number])
                 continue
             wrong[number] = max(off / allowed if allowed else math.inf, wrong.get(number, 0.0))
         if not_linear:

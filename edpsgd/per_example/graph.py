@@ -67,6 +67,10 @@ class Graph:
             self.leaves[id(saved(node, "variable"))] = node
         return below
 
+    def precisions(self) -> set[torch.dtype]:
+        """Of all results."""
+        return {one.dtype for node in self.nodes for one in saved(node, "_input_metadata")}
+
     def edges(self, node: Node) -> list[GradientEdge]:
         """What autograd can be asked for: the gradients that the node receives."""
         return [GradientEdge(node, output) for output in sorted(self.used[node])]

@@ -21,7 +21,7 @@ from tests.helpers.jobs import metrics, weights
 from tests.helpers.paths import ROOT
 
 DATA = ROOT / "tests" / "data"
-FILES = sorted(file for file in DATA.rglob("*") if file.is_file())
+FILES = sorted(file for file in DATA.glob("*run_folder*/**/*") if file.is_file())
 
 
 @pytest.fixture
