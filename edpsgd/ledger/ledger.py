@@ -98,8 +98,11 @@ class Ledger:
         self.runs.append(placed)
 
     def _end(self) -> tuple[int, int]:
-        """How many events there are, and steps in the last one: where a run that begins now branches off."""
-        return len(self.events), self.events[-1].steps if self.events else 0
+        """How many events there are, and steps in all of them: where a run that begins now branches off.
+
+        The open event need not be the last: measured scales are written behind it.
+        """
+        return len(self.events), sum(event.steps for event in self.events)
 
     @property
     def is_open(self) -> bool:
@@ -262,7 +265,9 @@ class Ledger:
             return False
         following = self.runs[len(ids) : len(ids) + 1]
         begins_after = following[0].begins_after if following else None  # runs of old ledgers do not say
-        if begins_after is not None and other._end() > begins_after:
+        if begins_after is not None and any(
+            is_now > was for is_now, was in zip(other._end(), begins_after, strict=True)
+        ):
             return False  # it branched off before: the other one has taken steps of its own since
         return all(_at_least(mine, theirs) for mine, theirs in zip(self.events, other.events, strict=False))
 

@@ -131,7 +131,7 @@ class RunRecord(_Record):
         clip_norm_restored: whether a checkpoint set the clip norm, and nothing was released before
             under another one.
         changes: the id of the record that this one goes on from, with some settings changed.
-        begins_after: how many events there were, and steps in the last one, when it was written.
+        begins_after: how many events there were, and steps in all of them, when it was written.
 
     Example:
         >>> run = RunRecord.parse({"id": "a", "workers": 2, "noise_multiplier": 1.0})

@@ -28,7 +28,7 @@ from edpsgd.per_example.owners import NOBODY, SHARED, Owners
 
 _SIZE = {torch.float16: 2.0**4}  # of gradients that try operations out: small shares must not be lost below the range
 _LARGE_SIZE = 2.0**20
-_GAINS = {torch.float16: (2.0**-3, 2.0**3)}  # by which a backward that clamps, normalises or rounds shows itself
+_HALF_GAINS = (2.0**-3, 2.0**3)  # by which a backward that clamps, normalises or rounds shows itself
 _FAR_GAINS = (2.0**-60, 2.0**30)
 _NOT_LINEAR = 1e-3  # relative; in half precision ten times as much
 
@@ -160,7 +160,7 @@ class Trace:
         mixed = _backward(node, [_difference(two, one) for one, two in zip(first, second, strict=True)])
         expected = [_difference(two, one) for one, two in zip(of_first, of_second, strict=True)]
         pairs = [*zip(mixed, expected, strict=True)]
-        for gain in _GAINS[torch.float16] if torch.float16 in halves else _FAR_GAINS:
+        for gain in _HALF_GAINS if torch.float16 in halves else _FAR_GAINS:
             scaled = _backward(node, [None if one is None else gain * one for one in first])
             pairs += [(None if one is None else one / gain, plain) for one, plain in zip(scaled, of_first, strict=True)]
         if not all(_are_close(found, plain, tolerance) for found, plain in pairs):

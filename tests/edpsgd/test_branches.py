@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from edpsgd import FixedSizeUsers, Ledger, LedgerError, PoissonBatches, PoissonUsers, ShuffledBatches
+from edpsgd import FirstStepNorms, FixedSizeUsers, Ledger, LedgerError, PoissonBatches, PoissonUsers, ShuffledBatches
 from tests.helpers.common import Bag, private
 from tests.helpers.threads import run_workers
 
@@ -56,6 +56,21 @@ def test_a_checkpoint_of_another_branch_is_refused(tmp_path, has_file) -> None:
     third = started(batches=poisson())
     third.load_state_dict(second.state_dict())  # whoever took no steps of its own may go on with any of them
     assert steps_of(third.ledger) == [35]
+
+
+def test_a_branch_is_seen_behind_measured_scales() -> None:
+    """They are written behind the event whose steps go on."""
+    scales = FirstStepNorms(noise_multiplier=1.0)
+    first = started(batches=poisson(), layer_scaling=scales)
+    first.set_epoch(0)
+    steps(first, 5)
+    saved = first.state_dict()
+    steps(first, 20)
+    second = started(batches=poisson(), layer_scaling=scales)
+    second.load_state_dict(saved)
+    steps(second, 30)
+    with pytest.raises(LedgerError, match="neither continues the other"):
+        first.load_state_dict(second.state_dict())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
