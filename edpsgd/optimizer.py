@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.amp import GradScaler
+from torch.profiler import record_function
 
 from edpsgd import bookkeeping, step_message
 from edpsgd._arguments import check_count
@@ -331,10 +332,13 @@ class PrivateOptimizer(OptimizerWrapper):
             if self._layers.scales is None:
                 self._measure_scales(number, refusal)
             else:
-                refusal = self._charge(refusal)
+                with record_function("edpsgd.ledger"):
+                    refusal = self._charge(refusal)
                 self._add_noise(number)
-                self._send(number, refusal)
-                self._update()
+                with record_function("edpsgd.allreduce"):
+                    self._send(number, refusal)
+                with record_function("edpsgd.inner_step"):
+                    self._update()
         finally:
             self._scaling.report(self, self._parts.discarded)
             self._start_step()

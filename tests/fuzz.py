@@ -33,7 +33,7 @@ _LONGEST = 120  # seconds for a network: more is a crash
 
 def digest() -> str:
     """Of the engine and of the generator."""
-    files = [*(ROOT / "edpsgd").rglob("*.py"), *(ROOT / "tests" / "networks").glob("*.py")]
+    files = [*(ROOT / "edpsgd").rglob("*.py"), *(ROOT / "tests" / "helpers" / "networks").glob("*.py")]
     found = hashlib.sha256()
     for path in sorted(files):
         found.update(path.read_bytes())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.profiler import record_function
 
 from edpsgd import tensors
 from edpsgd.mechanism import clipping, layer_scales, sensitivity
@@ -63,7 +64,8 @@ class Contributions:
         self._layers.sum.scale_(weight)
         if all(gradient is None for gradient in gradients):
             return
-        norms = tensors.layer_norms(gradients, self._layers.sum.home)
+        with record_function("edpsgd.norms"):
+            norms = tensors.layer_norms(gradients, self._layers.sum.home)
         factor: float | torch.Tensor = weight
         if loss_scale is not None:
             norms, factor = norms / loss_scale.to(norms), weight / loss_scale.to(norms)
@@ -77,7 +79,8 @@ class Contributions:
                 self._clips.add(factors, finite)
             else:
                 self._clips.add_known(was_clipped, finite)
-            self._layers.sum.add_(gradients, torch.where(finite, factors * factor, 0.0))
+            with record_function("edpsgd.clip"):
+                self._layers.sum.add_(gradients, torch.where(finite, factors * factor, 0.0))
 
     def add_empty(self, count: int) -> None:
         """Closes the last units of a step, of which there are no gradients, and divides the whole sum."""
@@ -100,7 +103,8 @@ class Contributions:
     def add_noise_(self, stream: GaussianStream, noise_multiplier: float, rank: int) -> None:
         """Adds this worker's share of the noise to the sum."""
         shard, shards = (rank, self._workers) if self._settings.is_sharded else (0, 1)
-        self._layers.sum.add_noise_(stream, self.noise_stds(noise_multiplier), shard, shards)
+        with record_function("edpsgd.noise"):
+            self._layers.sum.add_noise_(stream, self.noise_stds(noise_multiplier), shard, shards)
 
     def fit_float16_(self, noise_multiplier: float) -> float:
         """Multiplies the noised sum by a public factor, and bounds it, so that it fits into float16; the factor."""
@@ -129,7 +133,8 @@ class Contributions:
             count: how many units there are; some may be empty.
             loss_scale: what the losses were multiplied by, if not by 1.
         """
-        norms = engine.backward(losses, units, count).detach().to(self._layers.sum.home, torch.float32)
+        with record_function("edpsgd.backward"):
+            norms = engine.backward(losses, units, count).detach().to(self._layers.sum.home, torch.float32)
         scale = 1.0 if loss_scale is None else loss_scale.to(norms)
         norms, finite = norms / scale, torch.isfinite(norms.sum(dim=1))
         self.closed += len(norms)
@@ -140,7 +145,8 @@ class Contributions:
             factors = clip_factors(norms, self._settings, self._layers)
             self._clips.add(factors, finite & (norms.sum(dim=1) != 0))
             kept = finite if factors.dim() == 1 else finite.unsqueeze(1)
-            engine.add_weighted_(self._layers.sum.open(), torch.where(kept, factors / scale, 0.0))
+            with record_function("edpsgd.weighted_sum"):
+                engine.add_weighted_(self._layers.sum.open(), torch.where(kept, factors / scale, 0.0))
         engine.release()
 
     def _add_norms(self, norms: torch.Tensor, finite: torch.Tensor) -> None:
