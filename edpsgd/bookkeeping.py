@@ -1,4 +1,4 @@
-"""The books of a run: which steps the sampler made, what the budget allows, and what the ledger records."""
+"""What is kept of one optimizer's releases: where its sampler stands, what its budget allows, and its ledger."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-import torch
-
-from edpsgd import bookkeeping
 from edpsgd._arguments import UNITS
 from edpsgd.distributed import consensus
 from edpsgd.distributed.collectives import Collective
@@ -19,49 +16,65 @@ from edpsgd.ledger.budget import Allowance, Budget
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.ledger import Ledger
 from edpsgd.ledger.records import MARKS, RunRecord
+from edpsgd.mechanism.settings import Settings
 from edpsgd.sampling.base import Batches
 
-# Of the record's marks, in the byte that rides in the step's message.
-_BITS = {mark: 1 << place for place, mark in enumerate(MARKS)}
+# What any worker may do, and what is then a condition of ε for all: a bit each, in the byte of flags
+# of a step's message.
+_FLAGS = {name: 1 << place for place, name in enumerate(MARKS)}
 
 
-class Books:
-    """Ledger, sampler and budget of one optimizer; the same on every worker, but for the file that worker 0 keeps."""
+class Bookkeeping:
+    """Ledger, sampler and budget of one optimizer; alike on all workers, but for the file that worker 0 keeps.
+
+    Args:
+        collective: the workers.
+        path: of the ledger's file, if there is one.
+        batches: the sampler that the training draws from, if there is one.
+        budget: what may be spent, if there is a limit.
+    """
 
     def __init__(
         self,
         collective: Collective,
         path: str | os.PathLike[str] | None,
-        run: RunRecord,
         batches: Batches | None,
         budget: Budget | None,
     ) -> None:
         self.ledger, self.batches, self.budget = Ledger(), batches, budget
-        self._moves = 0 if batches is None else batches.moves
-        self._resumed = False
-        self._failure: Exception | None = None
+        self._moves = 0 if batches is None else batches.moves  # as far as the optimizer knows
+        self._resumed = False  # whether the next epoch may be the rest of the one of a checkpoint
+        self._failure: Exception | None = None  # why the next step must not be taken
         self._collective, self._path = collective, path
         self._place = (collective.rank, collective.size)
-        self._open(collective, path, run)
-        self._allowance = Allowance(budget, self.ledger) if budget else None
+        self._allowance: Allowance | None = None
 
-    def _open(self, collective: Collective, path: str | os.PathLike[str] | None, run: RunRecord) -> None:
-        """Worker 0 keeps the file; the others know what it holds."""
+    def begin_run(self, run: RunRecord) -> None:
+        """Opens the ledger, on all workers at once, and begins a run in it.
+
+        Worker 0 keeps the file; the others know what it holds.
+        """
 
         def begin() -> dict[str, Any]:
-            if collective.rank == 0 and path is not None:
-                self.ledger = Ledger(path)
+            if self._collective.rank == 0 and self._path is not None:
+                self.ledger = Ledger(self._path)
             self.ledger.begin_run(run)
             return self.ledger.state_dict()
 
-        answers = consensus.together(collective, begin)
-        if collective.rank > 0:
+        answers = consensus.together(self._collective, begin)
+        if self._collective.rank > 0:
             self.ledger = Ledger()
             self.ledger.load_state_dict(answers[0])
+        self._renew_allowance()
+
+    def _renew_allowance(self) -> None:
+        """Works out anew what the budget allows, as the ledger is another one or has grown otherwise."""
+        self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
 
     def open_epoch(self, epoch: int) -> None:
         """A new pass: a new event, or the rest of the one in which a checkpoint was written."""
-        is_rest = self._resumed and self.batches is not None and self.batches.epoch == epoch and self._is_inside()
+        is_same_epoch = self.batches is not None and self.batches.epoch == epoch
+        is_rest = self._resumed and is_same_epoch and self._is_inside_epoch()
         self._resumed, self._failure = False, None
         if is_rest and self.ledger.is_open:
             return
@@ -71,7 +84,7 @@ class Books:
         self._write(lambda: self.ledger.open_epoch(epoch, *self._batching()))
 
     def _write(self, entry: Callable[[], None]) -> None:
-        """Into the ledger; if only worker 0 knows that it failed, the next step tells all of them."""
+        """Writes into the ledger; if only worker 0 knows that it failed, the next step tells all of them."""
         try:
             entry()
         except OSError as error:
@@ -79,18 +92,15 @@ class Books:
                 raise
             self._failure = error
 
-    def _is_inside(self) -> bool:
+    def _is_inside_epoch(self) -> bool:
+        """Whether some steps of the sampler's epoch were taken, and some are left."""
         return self.batches is not None and 0 < self.batches.position < self.batches.steps_per_epoch
 
     def _batching(self) -> tuple[str, float | None]:
+        """How examples are drawn, in the ledger's word for it, and at which rate."""
         return ("unvouched", None) if self.batches is None else (self.batches.kind, self.batches.sampling_rate)
 
-    def empty_units(self, closed: int) -> int:
-        """How many empty micro-batches a step without a gradient closes: the last, or all if they came together."""
-        made = 1 if self.batches is None else self.batches.micro_batches or 1
-        if self.batches is not None and self.batches.is_whole(0):
-            return max(0, made - closed)
-        return int(closed < made)
+    # ---------------------------------------------------------------- conditions of ε
 
     def note(self, settings: dict[str, Any]) -> None:
         """Writes down settings that have changed."""
@@ -105,20 +115,26 @@ class Books:
         return bool(getattr(self.ledger.runs[-1], what))
 
     @property
-    def marks(self) -> int:
-        """What of that this worker knows, for the step's message."""
-        return sum(bit for mark, bit in _BITS.items() if self._is_noted(mark))
+    def flags(self) -> int:
+        """What of that this worker knows, as bits, for the step's message."""
+        return sum(bit for name, bit in _FLAGS.items() if self._is_noted(name))
 
-    def note_of_others(self, marks: list[int]) -> None:
-        """What other workers do and this one, perhaps without data yet, does not; on disk before the model moves."""
-        all_marks = reduce(or_, marks)
-        new = [mark for mark, bit in _BITS.items() if all_marks & bit and not self._is_noted(mark)]
+    def note_flags(self, flags: list[int]) -> None:
+        """Writes down what other workers do and this one, perhaps without data yet, does not.
+
+        It is on disk before the model moves.
+
+        Args:
+            flags: of each worker, by rank.
+        """
+        all_flags = reduce(or_, flags)
+        new = [name for name, bit in _FLAGS.items() if all_flags & bit and not self._is_noted(name)]
 
         def write() -> None:
-            for mark in new:
-                self.ledger.note_change({mark: True})
+            for name in new:
+                self.ledger.note_change({name: True})
 
-        if marks[0] == all_marks:  # worker 0, who keeps the file, knows it all
+        if flags[0] == all_flags:  # worker 0, who keeps the file, knows it all
             write()
         else:
             consensus.together(self._collective, write)
@@ -151,45 +167,44 @@ class Books:
         ledger.load_state_dict(self.ledger.state_dict())
         return ledger
 
-    def grouping(
-        self, losses: torch.Tensor, units: torch.Tensor | None, count: int | None, unit: str
-    ) -> tuple[torch.Tensor | None, int | None]:
-        """The number of each example's unit, None if each is its own, and how many units there are."""
-        if unit == "user":
-            raise ValueError("backward(losses) is for examples and micro-batches: use edpsgd.Federated for users")
-        if unit == "example":
-            if units is not None:
-                raise ValueError("units are for unit='micro_batch': with unit='example' every loss is one of its own")
-            return self._single(len(losses))
-        if units is not None:
-            if self.batches is not None:
-                raise ValueError("units are for training without a sampler: this one knows its micro-batches")
-            return units, count
-        sizes = [len(losses)] if self.batches is None else self.batches.sizes(len(losses))
-        return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), len(sizes)
+    # ---------------------------------------------------------------- may the step be taken, and what does it cost
 
-    def _single(self, examples: int) -> tuple[torch.Tensor | None, int]:
-        """Every example is its own; in the last step of an epoch the sampler may have made fewer than in the others."""
-        batches = self.batches
-        made = batches.micro_batches or 0 if batches is not None and batches.is_whole(examples) else 0
-        return (torch.arange(examples), made) if made > examples else (None, examples)
+    def pay_step(self, noise_multiplier: float, closed: int, epoch: int | None) -> Exception | None:
+        """Pays for a step, or says why it must not be taken.
 
-    def refusal(self, noise_multiplier: float, closed: int, epoch: int | None) -> Exception | None:
-        """Why the step must not be taken, if it must not."""
-        outside = self._failure or self._outside(closed)
-        if outside is not None or self._allowance is None:
-            return outside
-        return self._allowance.refusal(noise_multiplier, self._next_event(epoch), self._remaining())
+        Args:
+            noise_multiplier: of the Gaussian mechanism that the step really is.
+            closed: how many units this worker has in it.
+            epoch: what set_epoch said last, None before.
 
-    def refusal_of_layer_norms(self, noise_multiplier: float, closed: int) -> Exception | None:
+        Returns:
+            Why not, if not. That the entry could not be written only worker 0 knows.
+        """
+        refusal = self._failure or self._refusal_of_sampler(closed)
+        if refusal is None and self._allowance is not None:
+            event = self._next_event(epoch)
+            refusal = self._allowance.refusal(noise_multiplier, event, self._remaining())
+        if refusal is not None:
+            return refusal
+
+        def entry() -> None:
+            if not self.ledger.is_open:
+                self.ledger.open_epoch(self._numbered(epoch), *self._batching())
+            self.ledger.charge(noise_multiplier)
+
+        return _failure_of(entry)
+
+    def pay_layer_norms(self, noise_multiplier: float, closed: int) -> Exception | None:
         """The same for a step that measures scales."""
-        outside = self._failure or self._outside(closed)
-        if outside is not None or self._allowance is None:
-            return outside
-        return self._allowance.refusal_of_layer_norms(noise_multiplier)
+        refusal = self._failure or self._refusal_of_sampler(closed)
+        if refusal is None and self._allowance is not None:
+            refusal = self._allowance.refusal_of_layer_norms(noise_multiplier)
+        if refusal is not None:
+            return refusal
+        return _failure_of(lambda: self.ledger.charge_layer_norms(noise_multiplier))
 
-    def _outside(self, closed: int) -> RuntimeError | None:
-        """Steps outside of what the sampler produced break what it vouches for."""
+    def _refusal_of_sampler(self, closed: int) -> RuntimeError | None:
+        """Why the step is not one that the sampler produced: what it says of its batches does not hold for others."""
         if self.batches is None:
             return None
         if self._moves != self.batches.moves:
@@ -201,6 +216,7 @@ class Books:
         return None if reason is None else RuntimeError(f"step refused: {reason}")
 
     def _next_event(self, epoch: int | None) -> Event:
+        """The open event, or one like that which the step would open."""
         return self.ledger.open_event or Event("gradients", self._numbered(epoch), None, 0, *self._batching())
 
     def _numbered(self, epoch: int | None) -> int | None:
@@ -208,35 +224,22 @@ class Books:
         return self.batches.epoch if epoch is None and self.batches is not None else epoch
 
     def _remaining(self) -> int | None:
+        """How many steps are left of the sampler's epoch; None if nobody knows."""
         return None if self.batches is None else self.batches.steps_per_epoch - self.batches.position
 
-    def charge(self, noise_multiplier: float, epoch: int | None) -> Exception | None:
-        """Pays for a step; an error if the entry could not be written, which only worker 0 knows."""
-
-        def entry() -> None:
-            if not self.ledger.is_open:
-                self.ledger.open_epoch(self._numbered(epoch), *self._batching())
-            self.ledger.charge(noise_multiplier)
-
-        return _failure_of(entry)
-
-    def charge_layer_norms(self, noise_multiplier: float) -> Exception | None:
-        """The same for measured scales."""
-        return _failure_of(lambda: self.ledger.charge_layer_norms(noise_multiplier))
-
-    def take(self) -> None:
-        """Notes that all workers have taken the step."""
+    def record_step(self) -> None:
+        """Notes that all workers have taken the step, so that the sampler goes on."""
         if self.batches is not None:
             self.batches.take()
 
-    def lose(self, epoch: int | None) -> None:
-        """A step has left this worker and was not taken.
+    def record_failed_step(self, epoch: int | None) -> None:
+        """Notes that a step has left this worker and was not taken.
 
         If its examples come again, that is another pass. A draw at random must not come again, after a checkpoint
         neither: each is accounted as an independent one.
         """
         self._resumed = False
-        self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
+        self._renew_allowance()
         with contextlib.suppress(OSError, LedgerError):  # no event is open then, and the next charge tries again
             self.ledger.open_epoch(self._numbered(epoch), *self._batching())
         if self.batches is not None and self.batches.sampling_rate is not None:
@@ -246,6 +249,8 @@ class Books:
                 "optimizer.set_epoch() for a new pass"
             )
 
+    # ---------------------------------------------------------------- where the sampler stands
+
     @property
     def draws(self) -> str | None:
         """What tells whether all workers draw the same, where they must."""
@@ -253,7 +258,7 @@ class Books:
 
     @property
     def moves(self) -> int:
-        """How often the sampler was moved."""
+        """How often the sampler was moved to another epoch or position."""
         return 0 if self.batches is None else self.batches.moves
 
     @moves.setter
@@ -263,25 +268,29 @@ class Books:
 
     @property
     def position(self) -> int | None:
-        """Of the sampler, in its epoch."""
+        """How many steps of its epoch the sampler knows to be taken."""
         return None if self.batches is None else self.batches.position
+
+    # ---------------------------------------------------------------- checkpoints and copies
 
     def state_dict(self) -> dict[str, Any]:
         """Ledger and sampler, JSON-ready."""
-        batches = {} if self.batches is None else {"batches": self.batches.state_dict()}
-        return {"ledger": self.ledger.state_dict(), **batches}
+        state: dict[str, Any] = {"ledger": self.ledger.state_dict()}
+        if self.batches is not None:
+            state["batches"] = self.batches.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a checkpoint was written; one that does not fit changes nothing."""
         batches = self.batches if "batches" in state else None
-        bookkeeping.check_place(self.batches, self._collective)
+        check_place(self.batches, self._collective)
         if batches is not None:
             batches.check_state(state["batches"])
         ledger = self._moved_ledger()
         ledger.load_state_dict(state["ledger"])
         self.ledger = ledger
         self._settle()
-        self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
+        self._renew_allowance()
         if batches is not None:
             batches.load_state_dict(state["batches"])
             self._moves = batches.moves
@@ -296,19 +305,20 @@ class Books:
     def resume(self) -> None:
         """After a checkpoint was loaded: goes on with the event in the middle of which it was written."""
         self._resumed, self._failure = True, None
-        if self.batches is not None and self._is_inside():
+        if self.batches is not None and self._is_inside_epoch():
             self.ledger.continue_epoch(self.batches.epoch, *self._batching())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._place = (self._collective.rank, self._collective.size)
-        self._allowance = Allowance(self.budget, self.ledger) if self.budget else None
+        self._renew_allowance()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_allowance": None, "_path": None}  # the file stays with the original
 
 
 def _failure_of(entry: Callable[[], None]) -> Exception | None:
+    """The error of an entry that could not be written, None if it was."""
     try:
         entry()
     except (OSError, LedgerError) as error:
@@ -316,8 +326,17 @@ def _failure_of(entry: Callable[[], None]) -> Exception | None:
     return None
 
 
-def check_books(batches: object, budget: object, unit: str, ledger: object, collective: Collective) -> None:
-    """Refuses a sampler, budget or ledger of the wrong kind, and a sampler that does not fit the unit or the worker."""
+def run_record(settings: Settings, batches: Batches | None, workers: int) -> RunRecord:
+    """What the ledger says of a run with these settings, which has no id yet."""
+    described = None if batches is None else batches.describe()
+    return RunRecord.from_settings({"workers": workers, **settings.describe(), "batches": described})
+
+
+def check_arguments(batches: object, budget: object, unit: str, ledger: object, collective: Collective) -> None:
+    """Refuses a sampler, budget or ledger of the wrong kind, and a sampler that does not fit the unit or the worker.
+
+    An unknown unit is not refused here, but with the other settings.
+    """
     if ledger is not None and not isinstance(ledger, str | os.PathLike):
         raise ValueError(f"ledger must be None or a path, got {ledger!r}")
     if budget is not None and not isinstance(budget, Budget):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,25 +11,27 @@ import torch
 from torch.amp import GradScaler
 from torch.profiler import record_function
 
-from edpsgd import bookkeeping, step_message
+from edpsgd import agreement, bookkeeping, checkpoints, step_message
 from edpsgd._arguments import check_count
-from edpsgd.bookkeeping import Books
+from edpsgd.bookkeeping import Bookkeeping, run_record
+from edpsgd.checkpoints import Progress
 from edpsgd.distributed import consensus
 from edpsgd.distributed.collectives import Collective
-from edpsgd.distributed.compression import check_compression, wire_dtype
+from edpsgd.distributed.compression import check_compression
 from edpsgd.distributed.horovod import horovod_broadcast_root
 from edpsgd.distributed.launchers import resolve
 from edpsgd.ledger.budget import Budget
 from edpsgd.ledger.guarantee import Bound
 from edpsgd.ledger.ledger import Ledger
-from edpsgd.ledger.records import RunRecord
-from edpsgd.mechanism import accumulator, amp, clipping, layer_scales
-from edpsgd.mechanism.accumulator import Contributions, claim_losses, release_losses
+from edpsgd.mechanism import amp, grouping
+from edpsgd.mechanism.accumulator import StepAccumulator
+from edpsgd.mechanism.clipping import ClipCounter
 from edpsgd.mechanism.layer_scales import FirstStepNorms
 from edpsgd.mechanism.noise import GaussianSource
-from edpsgd.mechanism.parameters import Layers, describe_parameters, find_scales
+from edpsgd.mechanism.parameters import Layers, find_scales
+from edpsgd.mechanism.scale_measurement import ScaleMeasurement
 from edpsgd.mechanism.settings import Settings
-from edpsgd.mechanism.torch_optimizer import OptimizerWrapper
+from edpsgd.mechanism.torch_optimizer import OptimizerWrapper, named_group
 from edpsgd.per_example import UnitGradients, WrongGradients
 from edpsgd.sampling.base import Batches
 from edpsgd.schedules import Decay
@@ -66,13 +67,15 @@ class PrivateOptimizer(OptimizerWrapper):
             ``edpsgd.distributed.Collective``.
         seed: None for operating-system entropy. An int repeats the noise, for tests: ε holds only while it is secret.
         divisor: for unit="example", the public, expected number of examples in a step over all workers.
-        compression: None, "fp16" or (torch.distributed only) "bf16" on the wire; needs per-worker noise.
+        compression: None, or what gradients are rounded to when they are sent: "fp16" or (torch.distributed only)
+            "bf16"; needs per-worker noise.
         verify: "spot" compares the gradients of ``backward(losses)`` with autograd on the first batches and on some
             later ones; "always" on all of them before anything is released, which takes about twice the time.
         ledger: a file that records every step before it is released; continued if it exists. In memory without.
             Worker 0 writes it, and all workers must name one.
-        batches: the ``ShuffledBatches`` or ``PoissonBatches`` that the training draws from. It vouches for the batching
-            in the ledger, and steps that do not match its batches are refused. Without one, batching is your word.
+        batches: the sampler that the training draws from, such as ``ShuffledBatches`` or ``PoissonBatches``. What it
+            says of its draws is in the ledger, and steps that do not match them are refused. Without one, batching is
+            your word.
         budget: ``Budget(epsilon, delta)``; the step that would exceed it raises ``BudgetExhausted`` on all workers.
 
     Attributes:
@@ -92,16 +95,7 @@ class PrivateOptimizer(OptimizerWrapper):
     # GradScaler then always calls step(), whatever the gradient holds; step() unscales and discards by itself.
     _step_supports_amp_scaling = True
 
-    _epoch: int | None
-    _steps: int
-    _measured: dict[str, float] | None  # scales found by FirstStepNorms
-    _noise_multiplier: float  # of the current epoch
-    _layers: Layers  # what the wrapped optimizer holds and trains
-    _parts: Contributions  # the micro-batches of the step so far
-    _scaling: amp.LossScaling  # of the step so far
-    _wrong: WrongGradients | None  # what step() must refuse
-    _is_inner_known: bool  # whether the wrapped optimizer was seen to keep no gradient
-    _are_losses_checked: bool  # whether check_losses found that no loss depends on other examples
+    _kept_by_copies = ("_inner", "_named", "_settings", "_collective", "_bookkeeping")
 
     def __init__(
         self,
@@ -131,7 +125,7 @@ class PrivateOptimizer(OptimizerWrapper):
             optimizers.check_inner(optimizer)
             super(PrivateOptimizer, self).__init__(optimizer)
             self._named = optimizers.named_layers(named_parameters)
-            bookkeeping.check_books(batches, budget, unit, ledger, self._collective)
+            bookkeeping.check_arguments(batches, budget, unit, ledger, self._collective)
             self._settings = Settings(
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
@@ -142,44 +136,57 @@ class PrivateOptimizer(OptimizerWrapper):
                 noise=noise,
                 noise_placement=noise_placement,
                 seed=seed,
-                divisor=divisor if batches is None or unit == "micro_batch" else divisor or batches.expected_batch,
+                divisor=grouping.expected_units(divisor, unit, batches),
                 compression=compression,
                 verify=verify,
-                reach=1.0 if batches is None else batches.reach,
+                sensitivity_factor=1.0 if batches is None else batches.reach,
             )
             check_compression(self._collective, compression)
             self._set_up()
             optimizers.check_no_ddp(list(self._layers.parameters.values()))
-            others = {
-                "the trained parameters": self._layers.description,
-                "budget": repr(budget),
-                "whether there is a ledger file": ledger is not None,
-            }
-            return {**self._run(batches).to_json(), **describe_parameters(self._named), **others}
+            run = run_record(self._settings, batches, self._collective.size)
+            return agreement.describe_start(run, self._named, self._layers, budget, ledger is not None)
 
         # All workers fail together: one that raised alone would leave the others waiting.
         consensus.check_alike(consensus.together(self._collective, prepare))
-        self._books = Books(self._collective, ledger, self._run(batches), batches, budget)
+        self._bookkeeping = Bookkeeping(self._collective, ledger, batches, budget)
+        self._bookkeeping.begin_run(run_record(self._settings, batches, self._collective.size))
 
-    def _run(self, batches: Batches | None) -> RunRecord:
-        described = None if batches is None else batches.describe()
-        settings = {**self._settings.describe(), "batches": described}
-        return RunRecord.from_settings({"workers": self._collective.size, **settings})
+    def _set_up(self) -> None:
+        """What a new optimizer and a copy of one have in common."""
+        self._progress = Progress()
+        self._noise_multiplier = self._settings.noise_at(0)  # of the current epoch
+        self._source = GaussianSource(self._settings.seed, self._collective.rank)
+        self._clips = ClipCounter()  # of the current epoch
+        self._has_released = False  # whether a step was begun
+        self._is_ddp_checked = False  # whether parameters were looked for in DDP once more, before they are used
+        self._is_inner_state_made = False  # for hvd.broadcast_optimizer_state()
+        self._are_losses_checked = False  # whether no loss depends on other examples, says check_losses
+        self._wrong: WrongGradients | None = None  # what step() must refuse
+        self._lay_out()
+        self._start_step()
+
+    # ---------------------------------------------------------------- what it says of itself
 
     @property
     def ledger(self) -> Ledger:
         """The privacy events so far."""
-        return self._books.ledger
+        return self._bookkeeping.ledger
 
     @property
     def batches(self) -> Batches | None:
-        """The sampler that vouches for the batching, if there is one."""
-        return self._books.batches
+        """The sampler that the training draws from, if there is one."""
+        return self._bookkeeping.batches
 
     @property
     def epoch(self) -> int | None:
-        """What set_epoch said last."""
-        return self._epoch
+        """What set_epoch said last, None before."""
+        return self._progress.epoch
+
+    @property
+    def discarded(self) -> int:
+        """How many micro-batches, over all workers, held NaN or infinities and counted as zero."""
+        return self._progress.discarded
 
     @property
     def clip_norm(self) -> float:
@@ -188,14 +195,10 @@ class PrivateOptimizer(OptimizerWrapper):
 
     @clip_norm.setter
     def clip_norm(self, clip_norm: float) -> None:
-        if self._parts.closed:
-            raise RuntimeError("clip_norm was set between accumulate() and step(): finish the step first")
-        self._change_clip_norm(clip_norm)
-
-    def _change_clip_norm(self, clip_norm: float, **marks: bool) -> None:
+        self._check_between_steps("clip_norm was set")
         if clip_norm != self.clip_norm:
             settings = replace(self._settings, clip_norm=clip_norm)
-            self._books.note({**settings.describe(), **marks})  # if that fails, nothing has changed
+            self._bookkeeping.note(settings.describe())  # if that fails, nothing has changed
             self._settings = settings
             self._start_step()
 
@@ -207,7 +210,7 @@ class PrivateOptimizer(OptimizerWrapper):
         waits for the device. It is a diagnostic that no noise covers: it is for the trainer's eyes only, and once it
         was read, a change of ``clip_norm`` is a condition of ε. So it cannot be read once the ledger is closed.
         """
-        self._books.note_once("clip_fraction_read")
+        self._bookkeeping.note_once("clip_fraction_read")
         return self._clips.share()
 
     def epsilon(self, delta: float) -> Bound:
@@ -218,7 +221,7 @@ class PrivateOptimizer(OptimizerWrapper):
         """Says that ``edpsgd.check_losses`` accepted the losses; it calls this by itself."""
         self._are_losses_checked = True
 
-    # ---------------------------------------------------------------- the algorithm
+    # ---------------------------------------------------------------- the micro-batches of a step
 
     def set_epoch(self, epoch: int) -> None:
         """Says that a new pass over the data begins: the noise decays by epochs, and the ledger counts them.
@@ -226,11 +229,12 @@ class PrivateOptimizer(OptimizerWrapper):
         The sampler begins a pass too or, if a checkpoint of the middle of this epoch was loaded, goes on where it was.
         """
         check_count("epoch", epoch, least=0)
-        if self._parts.closed:
-            raise RuntimeError("set_epoch() between accumulate() and step(): finish the step first")
+        self._check_between_steps("set_epoch()")
         noise_multiplier = self._settings.noise_at(epoch)  # asked once, so that noise and ledger agree
-        self._books.open_epoch(epoch)
-        self._epoch, self._noise_multiplier, self._clips = epoch, noise_multiplier, clipping.ClipCounter()
+        self._bookkeeping.open_epoch(epoch)
+        self._progress.epoch = epoch
+        self._noise_multiplier = noise_multiplier
+        self._clips = ClipCounter()
         self._start_step()
 
     @torch.no_grad()
@@ -245,19 +249,14 @@ class PrivateOptimizer(OptimizerWrapper):
                 ``accumulate(scaler=scaler)`` too before ``scaler.step()``: a GradScaler wants to see something.
         """
         self._follow_parameters()
-        self._parts.add(self._layers.take_gradients(), self._loss_scale(scaler))
+        self._accumulator.add_gradient(self._layers.pop_gradients(), self._loss_scale(scaler))
 
     @torch.no_grad()
     def _accumulate_update(self, was_clipped: torch.Tensor | None) -> None:
         """For Federated: the same for a user's update, which was made within the ball."""
         self._follow_parameters()
-        self._parts.add(self._layers.take_gradients(), self._loss_scale(None), was_clipped=was_clipped)
-
-    def _loss_scale(self, scaler: GradScaler | None) -> torch.Tensor | None:
-        scale = self._scaling.scale(scaler, self, self._layers.sum.home)
-        if scale is not None:
-            self._books.note_once("loss_scaling")
-        return scale
+        gradients, loss_scale = self._layers.pop_gradients(), self._loss_scale(None)
+        self._accumulator.add_gradient(gradients, loss_scale, was_clipped=was_clipped)
 
     def backward(
         self,
@@ -274,36 +273,57 @@ class PrivateOptimizer(OptimizerWrapper):
 
         Args:
             losses: one for each example, (B,), not averaged. Each must depend on its own example only.
-            units: the number of each example's micro-batch in this call, if no sampler knows it.
+            units: the number of each example's micro-batch in this call, (B,), if no sampler knows it.
             count: how many micro-batches there are, with ``units``; the last ones may be empty.
             scaler: the GradScaler that scaled the losses, if there is one.
         """
-        accumulator.check_one_for_each(losses)
+        grouping.check_one_for_each(losses)
         self._follow_parameters()
-        self._books.note_once("one_pass")
+        self._bookkeeping.note_once("one_pass")
         loss_scale = self._loss_scale(scaler)
-        claim_losses(losses, self)
+        grouping.claim_losses(losses, self)
         try:
-            numbers, count = self._books.grouping(losses, units, count, self._settings.unit)
-            self._parts.add_units(self._engine, losses, numbers, count, loss_scale)
+            numbers, count = grouping.group_examples(losses, units, count, self._settings.unit, self.batches)
+            self._accumulator.add_losses(self._engine, losses, numbers, count, loss_scale)
         except WrongGradients as wrong:  # step() raises it, on all workers
             self.abandon()
             self._wrong = wrong
-            if self._settings.verify == "spot" and self._steps > 0:  # batches that nobody compared were released
-                self._books.note_once("wrong_gradients")
+            if self._settings.verify == "spot" and self._progress.steps > 0:
+                # Batches that nobody compared with autograd were released before.
+                self._bookkeeping.note_once("wrong_gradients")
         except BaseException:  # some units may be counted, and not in the sum
-            release_losses(losses)
+            grouping.release_losses(losses)
             self.abandon()
             raise
         if self._engine.has_shared_rows and not self._are_losses_checked:
-            self._books.note_once("shared_rows")
+            self._bookkeeping.note_once("shared_rows")
         if self._engine.has_uncompared and self._settings.verify == "always":
-            self._books.note_once("uncompared")
+            self._bookkeeping.note_once("uncompared")
+
+    def _loss_scale(self, scaler: GradScaler | None) -> torch.Tensor | None:
+        """What the losses were multiplied by, None if they were not."""
+        scale = self._scaling.scale(scaler, self, self._layers.sum.first_device)
+        if scale is not None:
+            self._bookkeeping.note_once("loss_scaling")
+        return scale
 
     def abandon(self) -> None:
         """Forgets the micro-batches of the step so far; nothing of them was released."""
         self.zero_grad()
         self._start_step()
+
+    def _start_step(self) -> None:
+        """Begins a step without micro-batches."""
+        accumulator = StepAccumulator(self._layers, self._settings, self._clips, self._collective.size)
+        self._accumulator = accumulator.start()
+        self._scaling = amp.LossScaling()
+        self._wrong = None
+
+    def _check_between_steps(self, what: str) -> None:
+        if self._accumulator.closed:
+            raise RuntimeError(f"{what} between accumulate() and step(): finish the step first")
+
+    # ---------------------------------------------------------------- the step
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -311,7 +331,7 @@ class PrivateOptimizer(OptimizerWrapper):
         if closure is not None:
             raise ValueError("step(closure) would evaluate the model inside the step: call backward() before step()")
         if horovod_broadcast_root() is not None:
-            self._state_made = True
+            self._is_inner_state_made = True
             return self._make_inner_state(list(self._layers.parameters.values()))
         with amp.forgotten_on_failure(self):
             self._take_step()
@@ -321,26 +341,28 @@ class PrivateOptimizer(OptimizerWrapper):
         """The algorithm: clip, pay, add noise, sum over the workers, update."""
         self._check_scaling()
         self._follow_parameters()
-        refusal = self._wrong or self._refusal_of_place() or self._refusal_of_open_example()
-        if self._layers.have_gradients():
-            self._parts.add(self._layers.take_gradients(), getattr(self, "grad_scale", None), is_last=True)
-        else:
-            self._parts.add_empty(self._books.empty_units(self._parts.closed))
+        refusal = self._wrong or self._refusal_of_place() or self._refusal_of_open_unit()
+        self._close_last_unit()
         self._has_released = True
-        number, self._steps = self._steps, self._steps + 1  # even if the step fails, its noise is not used again
+        number = self._progress.steps
+        self._progress.steps += 1  # even if the step fails, its noise is not used again
+        message = StepMessage(
+            self._collective, self._bookkeeping, self._accumulator, number, self.epoch, self._noise_multiplier
+        )
         try:
             if self._layers.scales is None:
-                self._measure_scales(number, refusal)
+                self._measure_scales(message, number, refusal)
             else:
                 with record_function("edpsgd.ledger"):
                     refusal = self._charge(refusal)
                 self._add_noise(number)
                 with record_function("edpsgd.allreduce"):
-                    self._send(number, refusal)
+                    discarded = message.sum_gradients(refusal)
+                self._count_discarded(discarded, number)
                 with record_function("edpsgd.inner_step"):
                     self._update()
         finally:
-            self._scaling.report(self, self._parts.discarded)
+            self._scaling.report(self, self._accumulator.discarded)
             self._start_step()
 
     def _check_scaling(self) -> None:
@@ -350,157 +372,107 @@ class PrivateOptimizer(OptimizerWrapper):
             self.abandon()
             raise
         if getattr(self, "found_inf", None) is not None:  # set by GradScaler, also where unscale_() came before
-            self._books.note_once("loss_scaling")
+            self._bookkeeping.note_once("loss_scaling")
 
     def _refusal_of_place(self) -> Exception | None:
         """A worker that has become another one sends an empty message of the size that the others expect."""
-        refusal = self._books.displaced()
+        refusal = self._bookkeeping.displaced()
         if refusal is not None:
             self.zero_grad()
             self._lay_out()
             self._start_step()
         return refusal
 
-    def _refusal_of_open_example(self) -> Exception | None:
-        """Without a sampler nobody knows how many examples are in a gradient that step() finds."""
-        is_known = self._settings.unit != "example" or self.batches is not None
-        return None if is_known or not self._layers.have_gradients() else RuntimeError(accumulator.OPEN_EXAMPLE)
+    def _refusal_of_open_unit(self) -> Exception | None:
+        has_gradients = self._layers.have_gradients()
+        return grouping.refusal_of_open_unit(self._settings.unit, self.batches) if has_gradients else None
 
-    def _add_noise(self, number: int) -> None:
-        """Adds this worker's share of the noise to its sum."""
-        self._parts.add_noise_(self._source.stream(number), self._noise_multiplier, self._collective.rank)
+    def _close_last_unit(self) -> None:
+        """Clips what backward left in .grad; without gradients, the units that are missing are empty."""
+        if self._layers.have_gradients():
+            loss_scale = getattr(self, "grad_scale", None)  # set by GradScaler
+            self._accumulator.add_gradient(self._layers.pop_gradients(), loss_scale, is_last=True)
+        else:
+            self._accumulator.close_empty(grouping.empty_units(self.batches, self._accumulator.closed))
 
     def _charge(self, refusal: Exception | None) -> Exception | None:
         """Pays, before the sum: no worker has a sum without worker 0's part, which comes after the entry is on disk.
 
         If the step must not be taken, says why. The worker then sends noise only, and all of them raise an error.
         """
-        workers, scales = self._collective.size, self._layers.scales or []
-        z = self._settings.effective_noise(self._noise_multiplier, workers, self._parts.closed, scales)
-        refusal = refusal or self._books.refusal(z, self._parts.closed, self._epoch)
-        refusal = refusal or self._books.charge(z, self._epoch)
+        workers, closed = self._collective.size, self._accumulator.closed
+        z = self._settings.effective_noise(self._noise_multiplier, workers, closed, self._layers.scales or [])
+        refusal = refusal or self._bookkeeping.pay_step(z, closed, self.epoch)
         if refusal is not None:
             self._layers.sum.clear()
         return refusal
+
+    def _add_noise(self, number: int) -> None:
+        """Adds this worker's share of the noise to its sum."""
+        self._accumulator.add_noise_(self._source.stream(number), self._noise_multiplier, self._collective.rank)
 
     def _update(self) -> None:
         """Steps the wrapped optimizer on the noised mean, and on nothing else."""
         self.zero_grad()  # also what a parameter got before it was frozen
         self._layers.hand_over_sum()
-        try:
-            self._inner.step()
-            if not self._is_inner_known:
-                optimizers.check_keeps_no_gradient(self._inner, self._layers.sum.wire)
-                self._is_inner_known = True
-        finally:
-            self.zero_grad()
+        self._step_inner(self._layers.sum.buffers)
 
-    # ---------------------------------------------------------------- scales measured in the first step
-
-    def _measure_scales(self, number: int, refusal: Exception | None) -> None:
+    def _measure_scales(self, message: StepMessage, number: int, refusal: Exception | None) -> None:
         """The first step with FirstStepNorms: one small message, no update, no gradient released (section 5)."""
-        layers, workers = len(self._layers), self._collective.size
-        message = torch.zeros(layers + consensus.slots(workers), dtype=torch.float32, device=self._layers.sum.home)
-        z = self._settings.first_step_norms.noise_multiplier or 0.0
-        refusal = refusal or self._books.refusal_of_layer_norms(z, self._parts.closed)
-        refusal = refusal or self._books.charge_layer_norms(z)
+        workers, device = self._collective.size, self._layers.sum.first_device
+        trailer_size = consensus.trailer_size(workers)
+        measurement = ScaleMeasurement(self._settings.first_step_norms, len(self._layers), trailer_size, device)
+        z, closed = measurement.noise_multiplier, self._accumulator.closed
+        refusal = refusal or self._bookkeeping.pay_layer_norms(z, closed)
         if refusal is None:
-            message[:layers] += self._parts.norms
-        std = self._settings.first_step_norms.noise_std / math.sqrt(workers)
-        self._source.stream(number, "layer norms").add_to(message[:layers], std)
-        self._sum_over_workers([message], message[layers:], number, refusal)
-        scales = layer_scales.measured_scales(message[:layers].tolist())
-        self._measured = dict(zip(self._layers.parameters, scales, strict=True))
+            measurement.add_norms(self._accumulator.norms)
+        measurement.add_noise_(self._source.stream(number, "layer norms"), workers)
+        self._count_discarded(message.sum_norms(measurement, refusal), number)
+        self._progress.scales = measurement.scales(list(self._layers.parameters))
         self._lay_out()
 
-    # ---------------------------------------------------------------- the workers
-
-    def _send(self, number: int, refusal: Exception | None) -> None:
-        """Replaces the worker's noised part by the noised mean over all workers, compressed on the way if so asked."""
-        gradients, dtype = self._layers.sum, wire_dtype(self._settings.compression)
-        factor = self._parts.fit_float16_(self._noise_multiplier) if dtype is torch.float16 else 1.0
-        self._sum_over_workers(gradients.wire, gradients.tail, number, refusal, dtype)
-        gradients.scale_(1.0 / factor)
-
-    def _sum_over_workers(
-        self,
-        tensors: list[torch.Tensor],
-        tail: torch.Tensor,
-        number: int,
-        refusal: Exception | None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        """The one message of the step, with what the workers must agree on and the discards riding in the tail."""
-        is_counted = self._settings.unit == "micro_batch"  # else it follows each worker's draw
-        state = {
-            "the number of micro-batches in a step": self._parts.closed if is_counted else None,
-            "the step counter": number,
-            "the epoch": self._epoch,
-            "the noise multiplier": self._noise_multiplier,
-            "the clip norm": self.clip_norm,
-            "the trained parameters": self._layers.description,
-        }
-        expected = self._settings.divisor if self.batches is None else None
-        message = StepMessage(self._collective, self._books, self._parts, expected)
-        discarded = message.sum_(tensors, tail, state, refusal, dtype)
+    def _count_discarded(self, discarded: int, number: int) -> None:
         if discarded and not self.discarded:
             step_message.warn_of_discards(discarded, number)
-        self.discarded += discarded
+        self._progress.discarded += discarded
 
     # ---------------------------------------------------------------- parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the wrapped optimizer; its parameters must be among the named ones."""
-        params = param_group["params"]
-        group = {**param_group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}
-        tensors = [item[1] if isinstance(item, tuple) else item for item in group["params"]]
+        group, tensors = named_group(param_group)
         optimizers.check_all_named(tensors, self._named)
-        if self._parts.closed:
-            raise RuntimeError("add_param_group() between accumulate() and step(): finish the step first")
+        self._check_between_steps("add_param_group()")
         added = {id(tensor) for tensor in tensors if tensor.requires_grad}
-        names = [name for name, p in self._named.items() if id(p) in added]
-        find_scales(names, self._named, self._settings.layer_scaling, self._measured)  # fails before anything changes
+        names = [name for name, parameter in self._named.items() if id(parameter) in added]
+        # A layer without a scale fails before anything changes.
+        find_scales(names, self._named, self._settings.layer_scaling, self._progress.scales)
         self._inner.add_param_group(group)
         self._lay_out()
         self._start_step()
 
-    def _set_up(self) -> None:
-        """What a new optimizer and a copy of one have in common."""
-        self._source = GaussianSource(self._settings.seed, self._collective.rank)
-        self._epoch, self._noise_multiplier = None, self._settings.noise_at(0)
-        self._steps = 0
-        self._measured = None
-        self.discarded = 0
-        self._clips = clipping.ClipCounter()
-        self._state_made = False
-        self._started = False
-        self._has_released = False
-        self._copies = 0
-        self._is_inner_known = False
-        self._are_losses_checked = False
-        self._lay_out()
-        self._start_step()
-
     def _lay_out(self) -> None:
-        tail = consensus.slots(self._collective.size)
-        self._layers = Layers(self.param_groups, self._named, self._settings.layer_scaling, self._measured, tail)
-        self._engine = UnitGradients(self._layers.parameters, self._collective.size, self._settings.verify == "always")
+        """Finds the layers that are trained now, and makes room for their sum."""
+        self._layers = Layers(
+            self.param_groups,
+            self._named,
+            self._settings.layer_scaling,
+            self._progress.scales,
+            consensus.trailer_size(self._collective.size),
+        )
+        is_always = self._settings.verify == "always"
+        self._engine = UnitGradients(self._layers.parameters, self._collective.size, is_always)
 
     def _follow_parameters(self) -> None:
         """Notices parameters that were added, frozen, moved or given to DDP since they were laid out."""
-        if not self._started:
+        if not self._is_ddp_checked:
             optimizers.check_no_ddp(list(self._layers.parameters.values()))
-            self._started = True
+            self._is_ddp_checked = True
         if not self._layers.fit(self.param_groups):
-            if self._parts.closed:
+            if self._accumulator.closed:
                 raise RuntimeError("parameters were added, frozen or moved between accumulate() and step()")
             self._lay_out()
             self._start_step()
-
-    def _start_step(self) -> None:
-        self._parts = Contributions(self._layers, self._settings, self._clips, self._collective.size)
-        self._scaling = amp.LossScaling()
-        self._wrong = None
 
     # ---------------------------------------------------------------- checkpoints and copies
 
@@ -510,63 +482,22 @@ class PrivateOptimizer(OptimizerWrapper):
         Never the state of a random generator; the seed only if one was given.
         """
         root = horovod_broadcast_root()
-        if root is not None and not self._state_made:  # broadcast_optimizer_state() asks first, on all workers
-            states, moves = zip(*self._collective.gather((self._own_state(), self._books.moves)), strict=True)
-            self._books.moves = max(moves)
-            consensus.together(self._collective, lambda: self._load_own_state(states[root]))
-        self._state_made = False
+        if root is not None and not self._is_inner_state_made:  # broadcast_optimizer_state() asks first, on all workers
+            own_state = self._own_state()
+            checkpoints.load_from_root(root, self._collective, self._bookkeeping, own_state, self._load_own_state)
+        self._is_inner_state_made = False
         return super().state_dict()
 
     def _own_state(self) -> dict[str, Any]:
-        state = {
-            "format": 1,
-            "epoch": self._epoch,
-            "step": self._steps,
-            "scales": self._measured,
-            "discarded": self.discarded,
-            "clip_norm": float(self.clip_norm),
-            **self._books.state_dict(),
-        }
-        return state if self._settings.seed is None else {**state, "seed": self._settings.seed}
+        return checkpoints.make_state(self._progress, self._settings, self._bookkeeping)
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        if state.get("format") != 1:
-            raise ValueError(f"the state has format {state.get('format')!r}, this version reads 1")
-        if self._parts.closed:
-            raise RuntimeError("load_state_dict() between accumulate() and step(): finish the step first")
-        self._books.load_state_dict(state)
-        was_seeded = self._settings.seed is not None
-        self._settings = replace(self._settings, seed=state.get("seed", self._settings.seed))
-        marks = {} if self._has_released else {"clip_norm_restored": True}  # nothing was released under this one
-        self._change_clip_norm(state.get("clip_norm", self.clip_norm), **marks)
-        if self._settings.seed is not None and not was_seeded:
-            self.ledger.begin_branch(self._run(self.batches), "seeded")
-        if "copy" in state:
-            self._begin_copy(state["copy"])
-        self._books.resume()
+        checkpoints.check_format(state)
+        self._check_between_steps("load_state_dict()")
+        self._settings, self._progress = checkpoints.restore(
+            state, self._settings, self._bookkeeping, self._collective, self._has_released
+        )
         self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy
-        self._epoch, self._steps = state["epoch"], state["step"]
-        self._noise_multiplier = self._settings.noise_at(self._epoch or 0)
-        self._measured, self.discarded = state["scales"], state["discarded"]
+        self._noise_multiplier = self._settings.noise_at(self.epoch or 0)
         self._lay_out()
         self._start_step()
-
-    def _begin_copy(self, number: int) -> None:
-        """What the copy releases is no part of the original's history: it is a run of its own in its ledger."""
-        if self._collective.size == 1:
-            self.ledger.begin_run(self._run(self.batches))
-        else:
-            self.ledger.begin_branch(self._run(self.batches), f"copy {number}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("_inner", "_named", "_settings", "_collective", "_books")}
-        self._copies += 1
-        return {**kept, "own": {**self._own_state(), "copy": self._copies}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        own = state.pop("own")
-        self.__dict__.update(state)
-        super().__setstate__({})
-        bookkeeping.check_place(self.batches, self._collective)
-        self._set_up()
-        self._load_own_state(own)

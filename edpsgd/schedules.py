@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Decay = Callable[[int], float]
+Decay = Callable[[int], float]  # from an epoch, counted from 0, to a factor above 0
 
 
 def _check_tau(tau: float) -> None:
@@ -29,7 +29,7 @@ class LinearDecay:
         _check_tau(self.tau)
 
     def __call__(self, epoch: int) -> float:
-        """The factor of an epoch."""
+        """The factor 1/(1 + tau·t) of an epoch."""
         return 1.0 / (1.0 + self.tau * epoch)
 
 
@@ -48,12 +48,12 @@ class ExponentialDecay:
         _check_tau(self.tau)
 
     def __call__(self, epoch: int) -> float:
-        """The factor of an epoch."""
+        """The factor exp(−tau·t) of an epoch."""
         return math.exp(-self.tau * epoch)
 
 
 def parse_decay(text: str) -> Decay | None:
-    """A decay from its name: none, linear:TAU or exponential:TAU.
+    """A decay from its name, none, linear:TAU or exponential:TAU; None for none.
 
     Example:
         >>> parse_decay("linear:0.05")

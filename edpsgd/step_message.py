@@ -4,99 +4,125 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-from edpsgd.bookkeeping import Books
+from edpsgd import agreement
+from edpsgd.bookkeeping import Bookkeeping
 from edpsgd.distributed import consensus
 from edpsgd.distributed.collectives import Collective
-from edpsgd.ledger.budget import BudgetExhausted
-from edpsgd.mechanism.accumulator import Contributions
+from edpsgd.distributed.compression import transfer_dtype
+from edpsgd.distributed.consensus import StepReport
+from edpsgd.mechanism.accumulator import StepAccumulator
+from edpsgd.mechanism.scale_measurement import ScaleMeasurement
 
 
 class StepMessage:
-    """Sends a step of one worker, and takes it only if all workers agree.
+    """The message of one worker in one step, which all workers take or none.
 
     Args:
         collective: the workers.
-        books: told of the step.
-        parts: what this worker puts into it.
-        expected: of examples over all workers, where they are counted and no sampler knows better; else None.
+        bookkeeping: told of the step.
+        accumulator: what this worker puts into the step.
+        number: of the step.
+        epoch: what set_epoch said last, None before.
+        noise_multiplier: of the epoch.
     """
 
-    def __init__(self, collective: Collective, books: Books, parts: Contributions, expected: float | None) -> None:
-        self._collective, self._books, self._parts, self._expected = collective, books, parts, expected
-
-    def sum_(
+    def __init__(
         self,
-        tensors: list[torch.Tensor],
-        tail: torch.Tensor,
-        state: Mapping[str, Any],
-        refusal: Exception | None,
-        dtype: torch.dtype | None = None,
-    ) -> int:
-        """Replaces the tensors by their sums over the workers; how many units of all workers were discarded.
+        collective: Collective,
+        bookkeeping: Bookkeeping,
+        accumulator: StepAccumulator,
+        number: int,
+        epoch: int | None,
+        noise_multiplier: float,
+    ) -> None:
+        self._collective = collective
+        self._bookkeeping = bookkeeping
+        self._accumulator = accumulator
+        self._number = number
+        self._epoch = epoch
+        self._noise_multiplier = noise_multiplier
+
+    def sum_gradients(self, refusal: Exception | None) -> int:
+        """Replaces the worker's noised part by the noised mean over all workers.
+
+        It is rounded on the way, if the settings say so.
 
         Args:
-            tensors: what is summed.
-            tail: the part of them that is free for what rides along.
-            state: what must be alike on all workers, beside what the books know.
             refusal: why this worker must not take the step, if it must not.
-            dtype: to be rounded to on the wire.
+
+        Returns:
+            How many units of all workers were discarded.
 
         Raises:
             Exception: on all workers in the same step, if any of them refuses it or their states differ.
         """
-        state = {
-            "whether the workers are those of the start": _worded(self._books.displaced()),
-            "whether the step may be taken": _worded(refusal),
-            **state,
-            "the step of the epoch": self._books.position,
-            "the draws": self._books.draws,
-        }
-        parts = self._parts
+        gradients = self._accumulator.layers.sum
+        dtype = transfer_dtype(self._accumulator.settings.compression)
+        factor = 1.0
+        if dtype is torch.float16:
+            factor = self._accumulator.fit_float16_(self._noise_multiplier)
+        discarded = self._sum_(gradients.buffers, gradients.trailer, refusal, dtype)
+        gradients.scale_(1.0 / factor)
+        return discarded
+
+    def sum_norms(self, measurement: ScaleMeasurement, refusal: Exception | None) -> int:
+        """Replaces the worker's noised layer norms by their sum over all workers; the rest is as above."""
+        return self._sum_([measurement.message], measurement.trailer, refusal, None)
+
+    def _sum_(
+        self,
+        tensors: list[torch.Tensor],
+        trailer: torch.Tensor,
+        refusal: Exception | None,
+        dtype: torch.dtype | None,
+    ) -> int:
+        """Replaces the tensors by their sums over the workers, once these have told each other what they must.
+
+        Args:
+            tensors: what is summed.
+            trailer: the part of them that is free for what the workers tell each other.
+            refusal: why this worker must not take the step, if it must not.
+            dtype: what the tensors are rounded to on the way; None to send them as they are.
+        """
+        state = agreement.describe_step(
+            self._bookkeeping,
+            self._accumulator,
+            refusal=refusal,
+            number=self._number,
+            epoch=self._epoch,
+            noise_multiplier=self._noise_multiplier,
+        )
+        flags = self._bookkeeping.flags
+        report = StepReport(state, flags, self._accumulator.closed, self._accumulator.discarded)
         try:
-            told = consensus.exchange(
-                self._collective,
-                tensors,
-                tail,
-                state,
-                self._books.marks,
-                parts.closed,
-                parts.discarded,
-                dtype,
-                self._books.note_of_others,
+            reports = consensus.exchange(
+                self._collective, tensors, trailer, report, self._bookkeeping.note_flags, dtype
             )
             if refusal is None:
-                self._check_units(told.units)
-        except BaseException:
-            self._books.lose(state["the epoch"])
+                self._check_units(reports.units)
+        except BaseException:  # other workers may have the sum
+            self._bookkeeping.record_failed_step(self._epoch)
             raise
-        if refusal is not None:
+        if refusal is not None:  # alike on all workers, whose messages held nothing but noise
             raise refusal
-        self._books.take()
-        return told.discarded
+        self._bookkeeping.record_step()
+        return reports.discarded
 
     def _check_units(self, units: int) -> None:
-        """More single examples than any Poisson draw of so many expected ones has: no draw, but a mistake."""
-        if self._expected is None:
+        """Refuses more single examples than any Poisson draw has that is expected to have so many."""
+        expected = self._accumulator.settings.divisor
+        if expected is None or self._bookkeeping.batches is not None:  # a sampler knows better
             return
-        most = self._expected + 10 * math.sqrt(self._expected) + 10
+        most = expected + 10 * math.sqrt(expected) + 10
         if units > most:
             raise ValueError(
-                f"the step had {units} examples over all workers, and divisor says that {self._expected:g} are "
+                f"the step had {units} examples over all workers, and divisor says that {expected:g} are "
                 "expected: give one loss for each example, for example the mean of those of its tokens, or the divisor "
                 "that is meant"
             )
-
-
-def _worded(refusal: Exception | None) -> str:
-    """What workers compare; not what each of them has spent, as they may know of other conditions."""
-    if refusal is None:
-        return "yes"
-    return "no, the budget" if isinstance(refusal, BudgetExhausted) else f"no, {refusal}"
 
 
 def warn_of_discards(discarded: int, number: int) -> None:
@@ -104,5 +130,5 @@ def warn_of_discards(discarded: int, number: int) -> None:
     warnings.warn(
         f"{discarded} micro-batch(es) held NaN or infinities in step {number} and counted as zero; later ones are "
         "counted in optimizer.discarded without a warning",
-        stacklevel=8,
+        stacklevel=7,
     )

@@ -1,4 +1,7 @@
-"""The workers behind one small protocol: one process, or torch.distributed. Horovod has a module of its own."""
+"""The workers behind one small protocol: one process, or torch.distributed.
+
+Horovod has a module of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ import torch.distributed as dist
 
 @runtime_checkable
 class Collective(Protocol):
-    """What the optimizer needs of the workers. Every method is called by all workers, in the same order."""
+    """What optimizers and samplers need of the workers.
+
+    All workers call ``sum_`` and ``gather`` in the same order, each with what the others have the like of: tensors of
+    the same shapes, or a value.
+    """
 
     @property
     def rank(self) -> int:
@@ -22,28 +29,31 @@ class Collective(Protocol):
         """The number of workers."""
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replaces each tensor by its sum over the workers."""
+        """Replaces each tensor, in place, by its sum over the workers."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Every worker's (small, picklable) value, by rank, on every worker."""
+        """The values of all workers, by rank, on every worker; they are small and can be pickled."""
 
 
 class Local:
-    """One process."""
+    """One process, which is its own only worker."""
 
     rank = 0
     size = 1
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The sum over one worker."""
+        """Leaves the tensors as they are: they are the sum over one worker."""
 
     def gather(self, value: Any) -> list[Any]:
-        """The one value."""
+        """A list of the one value."""
         return [value]
 
 
 class Torch:
-    """The workers of torchrun, or those of a given torch.distributed group."""
+    """The workers of torch.distributed: those of the given group, or all of them.
+
+    The process group must be initialised before.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -64,17 +74,19 @@ class Torch:
         return dist.get_world_size(self._group)
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replaces each tensor by its sum."""
-        for work in [dist.all_reduce(t, group=self._group, async_op=True) for t in tensors]:
-            if work is not None:
+        """Replaces each tensor, in place, by its sum over the workers."""
+        # All of them are under way before the first is waited for.
+        works = [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in tensors]
+        for work in works:
+            if work is not None:  # it is where this process is not in the group
                 work.wait()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every worker's value, by rank."""
+        """The values of all workers, by rank."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._group)
         return values
 
     def __deepcopy__(self, memo: object) -> Torch:
-        """It is only a name for the workers, and their group cannot be copied."""
+        """The object itself: it is only a name for the workers, and their group cannot be copied."""
         return self

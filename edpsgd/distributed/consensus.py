@@ -1,4 +1,8 @@
-"""What the workers must agree on: checked at construction, and in every step without a message of its own."""
+"""What the workers must agree on: checked at construction, and in every step without a message of its own.
+
+A step's message ends with a trailer, which has one row for each worker. A worker fills in its own row and leaves the
+others at zero, so that the sum over the workers holds the rows of all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,80 +16,121 @@ import torch
 from edpsgd.distributed.collectives import Collective
 
 T = TypeVar("T")
-_SLOTS = 9  # a fingerprint of four bytes, marks, two counts of two bytes, in elements that every dtype adds up exactly
+
+# A row of the trailer: the fingerprint of the worker's state, a byte of flags, and two counts of two
+# bytes each. Every element is a byte, because even bfloat16 adds those exactly.
+_FINGERPRINT = 4
+_ROW = _FINGERPRINT + 1 + 2 + 2
+_LARGEST_COUNT = 0xFFFF
 
 
-def slots(workers: int) -> int:
-    """How many elements ride along in the step's message."""
-    return _SLOTS * workers
+def trailer_size(workers: int) -> int:
+    """How many elements a step's message has behind what it sums."""
+    return _ROW * workers
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the workers have told each other in a step.
+class StepReport:
+    """What one worker says of its step.
 
     Attributes:
-        marks: of each worker.
+        state: what must be alike on all workers, in words.
+        flags: what the worker has done on which a condition of ε depends, one bit each.
+        units: how many units it has closed.
+        discarded: how many of them held NaN or infinities, an integer on the device.
+    """
+
+    state: Mapping[str, Any]
+    flags: int
+    units: int
+    discarded: torch.Tensor
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Four bytes that differ if the states do, but for one pair of states in four billion."""
+        return zlib.crc32(repr(self.state).encode()).to_bytes(_FINGERPRINT, "little")
+
+
+@dataclass(frozen=True)
+class StepReports:
+    """What all workers have said of a step.
+
+    Attributes:
+        flags: of each worker, by rank.
         units: of all workers together; more than 65535 of one worker count as so many.
         discarded: how many of them held NaN or infinities.
     """
 
-    marks: list[int]
+    flags: list[int]
     units: int
     discarded: int
 
 
-def write(tail: torch.Tensor, rank: int, fingerprint: int, marks: int, units: int, discarded: torch.Tensor) -> None:
-    """Puts what this worker says into its own slots. Bytes, because even bfloat16 adds those exactly."""
-    tail.zero_()
-    own = tail[_SLOTS * rank : _SLOTS * (rank + 1)]
-    known = [*fingerprint.to_bytes(4, "little"), marks, *divmod(min(units, 65535), 256)]
-    own[:7] = torch.tensor(known, dtype=tail.dtype).to(tail.device, non_blocking=True)
-    own[7:] = torch.stack([discarded // 256, discarded % 256]).to(tail.dtype)
+def write_row(trailer: torch.Tensor, rank: int, report: StepReport) -> None:
+    """Fills in the worker's own row of the trailer, and sets the others to zero."""
+    trailer.zero_()
+    own = trailer[_ROW * rank : _ROW * (rank + 1)]
+    units = divmod(min(report.units, _LARGEST_COUNT), 256)
+    known = [*report.fingerprint, report.flags, *units]
+    own[:7] = torch.tensor(known, dtype=trailer.dtype).to(trailer.device, non_blocking=True)
+    # The host does not know this count yet, and shall not wait for it.
+    own[7:] = torch.stack([report.discarded // 256, report.discarded % 256]).to(trailer.dtype)
 
 
-def read(tail: torch.Tensor) -> tuple[bool, Told]:
-    """Whether all fingerprints in the summed tail are alike, and what else is in it. The one host read of a step."""
-    rows = tail.view(-1, _SLOTS).tolist()
-    is_alike = all(row[:4] == rows[0][:4] for row in rows)
+def read_rows(trailer: torch.Tensor) -> tuple[bool, StepReports]:
+    """Whether the fingerprints in the summed trailer are alike, and what else is in it.
+
+    This is the one read of a step for which the host waits.
+    """
+    rows = trailer.view(-1, _ROW).tolist()
+    first_fingerprint = rows[0][:_FINGERPRINT]
+    is_alike = all(row[:_FINGERPRINT] == first_fingerprint for row in rows)
+    flags = [int(row[4]) for row in rows]
     units = sum(256 * row[5] + row[6] for row in rows)
     discarded = sum(256 * row[7] + row[8] for row in rows)
-    return is_alike, Told([int(row[4]) for row in rows], int(units), int(discarded))
+    return is_alike, StepReports(flags, int(units), int(discarded))
 
 
 def exchange(
     collective: Collective,
     tensors: list[torch.Tensor],
-    tail: torch.Tensor,
-    state: Mapping[str, Any],
-    marks: int,
-    units: int,
-    discarded: torch.Tensor,
+    trailer: torch.Tensor,
+    report: StepReport,
+    note_flags: Callable[[list[int]], None],
     dtype: torch.dtype | None,
-    note: Callable[[list[int]], None],
-) -> Told:
-    """The one message of a step: sums the tensors, ``tail`` among them, over workers whose state is alike.
+) -> StepReports:
+    """The one message of a step: replaces the tensors by their sums over workers whose states are alike.
 
-    ``note`` is told the marks of all workers, also if the step fails.
+    Args:
+        collective: the workers.
+        tensors: what is summed.
+        trailer: a part of them, of ``trailer_size`` elements.
+        report: of this worker.
+        note_flags: is told the flags of all workers, by rank, also if their states differ.
+        dtype: what the tensors are rounded to on the way; None to send them as they are.
+
+    Returns:
+        What the workers have said.
 
     Raises:
         ValueError: the same on all workers, if their states differ.
     """
-    write(tail, collective.rank, zlib.crc32(repr(state).encode()), marks, units, discarded)
-    wire = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
-    collective.sum_(wire)
+    write_row(trailer, collective.rank, report)
+    sent = tensors if dtype is None else [tensor.to(dtype) for tensor in tensors]
+    collective.sum_(sent)
     if dtype is not None:
-        torch._foreach_copy_(tensors, wire)
-    is_alike, told = read(tail)
-    note(told.marks)
+        torch._foreach_copy_(tensors, sent)
+    is_alike, reports = read_rows(trailer)
+    note_flags(reports.flags)
     if not is_alike:
-        check_alike(collective.gather(state))
+        # Fingerprints say that there is a difference, but not which: the states themselves do.
+        check_alike(collective.gather(report.state))
         raise RuntimeError("the sum over the workers is damaged: what rides along in it does not add up")
-    return told
+    return reports
 
 
 def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:
-    """Every worker's result, or an error on every worker if any of them failed."""
+    """Every worker's result, by rank; or an error on every worker, if any of them failed."""
     result, error = None, None
     try:
         result = prepare()
@@ -101,8 +146,9 @@ def together(collective: Collective, prepare: Callable[[], T]) -> list[T]:
 
 
 def check_alike(values: Sequence[Mapping[str, Any]]) -> None:
-    """Raises the same error on all workers if their descriptions differ."""
-    for key in max(values, key=len):
+    """Raises the same error on all workers if their descriptions differ; it names the first difference."""
+    longest = max(values, key=len)
+    for key in longest:
         if any(value.get(key) != values[0].get(key) for value in values):
             listing = "; ".join(f"worker {rank}: {value.get(key)!r}" for rank, value in enumerate(values))
             raise ValueError(f"the workers disagree on {key}: {listing}")

@@ -1,4 +1,4 @@
-"""Horovod: the only module that calls it."""
+"""The workers of Horovod, and all else that calls it or knows how it works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 class Horovod:
-    """The workers of horovodrun."""
+    """The workers of Horovod, which must be initialised before."""
 
     def __init__(self) -> None:
         hvd = import_horovod()
@@ -30,19 +30,19 @@ class Horovod:
         return int(import_horovod().size())
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replaces each tensor by its sum; bfloat16, which Horovod cannot add, travels as float32."""
+        """Replaces each tensor, in place, by its sum; bfloat16, which Horovod cannot add, is sent as float32."""
         hvd = import_horovod()
-        wire = [t.float() if t.dtype == torch.bfloat16 else t for t in tensors]
-        if len(wire) == 1:  # no copy into and out of Horovod's fusion buffer
-            hvd.allreduce_(wire[0], op=hvd.Sum, name="edpsgd.sum")
+        sent = [tensor.float() if tensor.dtype == torch.bfloat16 else tensor for tensor in tensors]
+        if len(sent) == 1:  # no copy into and out of Horovod's fusion buffer
+            hvd.allreduce_(sent[0], op=hvd.Sum, name="edpsgd.sum")
         else:
-            hvd.grouped_allreduce_(wire, op=hvd.Sum, name="edpsgd.sum")
-        for tensor, sent in zip(tensors, wire, strict=True):
-            if sent is not tensor:
-                tensor.copy_(sent)
+            hvd.grouped_allreduce_(sent, op=hvd.Sum, name="edpsgd.sum")
+        for tensor, total in zip(tensors, sent, strict=True):
+            if total is not tensor:
+                tensor.copy_(total)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every worker's value, by rank."""
+        """The values of all workers, by rank."""
         return list(import_horovod().allgather_object(value, name="edpsgd.gather"))
 
 

@@ -15,7 +15,7 @@ _BY_NAME: dict[str, Callable[[], Collective]] = {"local": Local, "horovod": Horo
 
 
 def resolve(collective: str | Collective) -> Collective:
-    """The collective of a name, or the given object if it has the protocol."""
+    """The workers of a name, which "auto" finds out, or the given object if it has the protocol."""
     if isinstance(collective, str):
         name = _detect() if collective == "auto" else collective
         if name not in _BY_NAME:
@@ -29,7 +29,7 @@ def resolve(collective: str | Collective) -> Collective:
 
 
 def _detect() -> str:
-    """The launcher decides; without one, whichever library the script has initialised."""
+    """The name of the workers: of the launcher, or without one of the library that was initialised."""
     if "HOROVOD_RANK" in os.environ or "HOROVOD_HOSTNAME" in os.environ:
         return "horovod"
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -39,6 +39,7 @@ def _detect() -> str:
         return "horovod"
     if dist.is_available() and dist.is_initialized():
         return "torch"
+    # Processes that do not know of each other would each train a model of its own, and nobody would notice.
     for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"):
         if int(os.environ.get(variable) or 1) > 1:
             raise ValueError(

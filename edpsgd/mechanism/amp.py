@@ -14,7 +14,7 @@ from edpsgd import tensors
 
 
 def loss_scale(scaler: GradScaler, optimizer: torch.optim.Optimizer, device: torch.device) -> torch.Tensor:
-    """What the scaler has multiplied the loss, and so the gradient, by."""
+    """What the scaler has multiplied the loss, and so the gradient, by: a scalar on the device."""
     if scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
         raise RuntimeError("scaler.unscale_() before accumulate(scaler=...) would unscale twice: leave it out")
     scale = scaler._get_scale_async()
@@ -23,7 +23,10 @@ def loss_scale(scaler: GradScaler, optimizer: torch.optim.Optimizer, device: tor
 
 @contextmanager
 def forgotten_on_failure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Takes back what a GradScaler told an optimizer; it does so itself, but only after a step that succeeds."""
+    """Takes back what a GradScaler told an optimizer, if the step fails.
+
+    The scaler does so by itself only after a step that succeeds, and the next step would use what is left.
+    """
     try:
         yield
     except BaseException:
@@ -42,7 +45,7 @@ class LossScaling:
     def scale(
         self, scaler: GradScaler | None, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> torch.Tensor | None:
-        """What the losses of a micro-batch were multiplied by, None if they were not."""
+        """What the losses of a micro-batch were multiplied by, a scalar on the device; None if they were not."""
         if scaler is None or not scaler.is_enabled():
             self._has_unscaled = True
             return None
@@ -50,7 +53,10 @@ class LossScaling:
         return loss_scale(scaler, optimizer, device)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """A GradScaler that calls step() has set attributes: then all micro-batches must have come with it."""
+        """Refuses a step that a GradScaler calls, if a micro-batch before it came without the scaler.
+
+        A GradScaler that calls step() has set ``grad_scale`` on the optimizer.
+        """
         if self._has_unscaled and getattr(optimizer, "grad_scale", None) is not None:
             raise RuntimeError(
                 "scaler.step() after accumulate() or backward() without the scaler: their losses were scaled, but not "
@@ -58,7 +64,7 @@ class LossScaling:
             )
 
     def report(self, optimizer: torch.optim.Optimizer, discarded: torch.Tensor) -> None:
-        """Tells the scaler, if there is one, to lower its scale if a gradient was discarded."""
+        """Tells the scaler, if there is one, to lower its scale if a gradient of this step was discarded."""
         if self._scaler is None:
             return
         found: dict[Any, Any] = self._scaler._found_inf_per_device(optimizer)

@@ -1,4 +1,4 @@
-"""The step's sum of clipped gradients, in flat buffers that go over the wire as they are."""
+"""The step's sum of clipped gradients, in flat buffers that are sent as they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ _LARGEST_FLOAT16 = 0.99 * torch.finfo(torch.float16).max
 
 @dataclass
 class _Buffer:
-    """The layers of one device and dtype, end to end."""
+    """The layers of one device and dtype, end to end.
+
+    Attributes:
+        flat: their elements, and behind them a trailer.
+        layers: their numbers.
+        views: a view of ``flat`` for each of them, of its parameter's shape.
+        offsets: where each of them begins in ``flat``, and where the last one ends.
+    """
 
     flat: torch.Tensor
     layers: list[int]
@@ -26,48 +33,54 @@ class _Buffer:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """The buffer without what may ride behind the gradient."""
+        """The buffer without the trailer."""
         return self.flat[: self.offsets[-1]]
 
 
 class GradientSum:
-    """One flat buffer per device and dtype, with a view for each layer and a few free elements behind the first.
+    """One flat buffer per device and dtype, with a view for each layer and a trailer behind the first.
 
     Layers of half precision are summed in single: rounding the sum would let one unit move all that the others have
     added by much more than the clip norm.
 
     Args:
         parameters: the layers.
-        tail: how many free elements to keep at the end of the first buffer, for what rides along on the wire.
+        trailer_size: how many free elements to keep at the end of the first buffer, for what is sent with the sum.
+
+    Attributes:
+        views: the sum's part of each layer, of its parameter's shape.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], tail: int) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], trailer_size: int) -> None:
         by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, parameter in enumerate(parameters):
-            by_kind.setdefault((parameter.device, tensors.precision(parameter)), []).append(index)
-        self._buffers = [
-            _make_buffer([parameters[i] for i in layers], layers, tail if position == 0 else 0)
-            for position, layers in enumerate(by_kind.values())
-        ]
-        self._is_empty = True
+            kind = (parameter.device, tensors.precision(parameter))
+            by_kind.setdefault(kind, []).append(index)
+        self._buffers: list[_Buffer] = []
         self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
-        for buffer in self._buffers:
-            for layer, view in zip(buffer.layers, buffer.views, strict=True):
+        for layers in by_kind.values():
+            is_first = not self._buffers
+            members = [parameters[layer] for layer in layers]
+            buffer = _make_buffer(members, layers, trailer_size if is_first else 0)
+            self._buffers.append(buffer)
+            for layer, view in zip(layers, buffer.views, strict=True):
                 self.views[layer] = view
+        self._is_empty = True
 
     @property
-    def wire(self) -> list[torch.Tensor]:
-        """What the workers add up."""
+    def buffers(self) -> list[torch.Tensor]:
+        """The flat buffers, which the workers add up."""
         return [buffer.flat for buffer in self._buffers]
 
     @property
-    def tail(self) -> torch.Tensor:
-        """The free elements."""
-        return self._buffers[0].flat[self._buffers[0].offsets[-1] :]
+    def trailer(self) -> torch.Tensor:
+        """The free elements behind the first buffer."""
+        first = self._buffers[0]
+        return first.flat[first.offsets[-1] :]
 
     @property
-    def home(self) -> torch.device:
-        """The device of the first buffer."""
+    def first_device(self) -> torch.device:
+        """The device of the first buffer, where all that belongs to the whole step is kept."""
         return self._buffers[0].flat.device
 
     def clear(self) -> None:
@@ -76,37 +89,54 @@ class GradientSum:
 
     def scale_(self, factor: float) -> None:
         """Multiplies the sum."""
-        for buffer in self._buffers if not self._is_empty and factor != 1.0 else ():
+        if self._is_empty or factor == 1.0:
+            return
+        for buffer in self._buffers:
             buffer.gradient.mul_(factor)
 
     def add_(self, gradients: Sequence[torch.Tensor | None], factors: torch.Tensor) -> None:
-        """Adds a clipped gradient, overwriting what was passed.
+        """Adds a clipped gradient, and may overwrite what was passed.
 
-        ``factors`` is one number, or one for each layer; 0 discards the gradient even if it holds NaN.
+        Args:
+            gradients: of the layers; None where there is none.
+            factors: what they are multiplied by, a scalar, or one for each layer; 0 discards a gradient even if it
+                holds NaN.
         """
         for buffer in self._buffers:
-            found = [layer for layer in buffer.layers if gradients[layer] is not None]
-            dtype = buffer.flat.dtype
-            sources = [gradient.to(dtype) for layer in found if (gradient := gradients[layer]) is not None]
-            views = [self.views[layer] for layer in found]
-            local = tensors.moved(factors, buffer.flat.device)
+            found: list[int] = []
+            sources: list[torch.Tensor] = []
+            for layer in buffer.layers:
+                gradient = gradients[layer]
+                if gradient is not None:
+                    found.append(layer)
+                    sources.append(gradient.to(buffer.flat.dtype))
+            own_factors = tensors.moved(factors, buffer.flat.device)
             if self._is_empty:
-                for layer in set(buffer.layers) - set(found):
-                    self.views[layer].zero_()
-                if tensors.on_cpu(buffer.flat):  # one pass over the memory
-                    _copy_scaled(views, sources, _of_layers(local, found))
-                elif found:  # few kernels
-                    torch._foreach_copy_(views, sources)
-                    _scale(views, _of_layers(local, found)) if local.ndim else _scale([buffer.gradient], [local])
+                self._overwrite(buffer, found, sources, own_factors)
             elif found:
-                _scale(sources, _of_layers(local, found))
-                torch._foreach_add_(views, sources)
+                _scale(sources, _of_layers(own_factors, found))
+                torch._foreach_add_([self.views[layer] for layer in found], sources)
         self._is_empty = False
+
+    def _overwrite(self, buffer: _Buffer, found: list[int], sources: list[torch.Tensor], factors: torch.Tensor) -> None:
+        """Begins a buffer with its first gradient, of which the layers ``found`` have a part."""
+        for layer in set(buffer.layers) - set(found):
+            self.views[layer].zero_()
+        views = [self.views[layer] for layer in found]
+        if tensors.on_cpu(buffer.flat):  # one pass over the memory
+            _copy_scaled(views, sources, _of_layers(factors, found))
+        elif found:  # few kernels
+            torch._foreach_copy_(views, sources)
+            if factors.ndim:
+                _scale(views, _of_layers(factors, found))
+            else:
+                _scale([buffer.gradient], [factors])
 
     def open(self) -> list[torch.Tensor]:
         """The sum's part of each layer, for others to add to."""
-        for buffer in self._buffers if self._is_empty else ():
-            buffer.gradient.zero_()
+        if self._is_empty:
+            for buffer in self._buffers:
+                buffer.gradient.zero_()
         self._is_empty = False
         return self.views
 
@@ -117,15 +147,17 @@ class GradientSum:
             buffer.gradient.clamp_(-limit, limit)
 
     def add_noise_(self, stream: GaussianStream, stds: Sequence[float], shard: int, shards: int) -> None:
-        """Adds Gaussian noise of each layer's std to one of equal shards of the coordinates."""
+        """Adds Gaussian noise of each layer's std to one of equal shards of each buffer's coordinates."""
         for buffer in self._buffers:
             if self._is_empty:
                 buffer.flat.zero_()
             count = buffer.offsets[-1]
-            start, end = count * shard // shards, count * (shard + 1) // shards
-            for first, last, std in _runs_of_equal_std(buffer, stds):
-                if max(first, start) < min(last, end):
-                    stream.add_to(buffer.flat[max(first, start) : min(last, end)], std)
+            shard_start = count * shard // shards
+            shard_end = count * (shard + 1) // shards
+            for run_start, run_end, std in _runs_of_equal_std(buffer, stds):
+                start, end = max(run_start, shard_start), min(run_end, shard_end)
+                if start < end:
+                    stream.add_to(buffer.flat[start:end], std)
         self._is_empty = False
 
 
@@ -141,45 +173,57 @@ def float16_factor(stds: Sequence[float], largest: float, workers: int) -> float
     if smallest <= 0:  # no noise is promised
         return 1.0
     limit = _LARGEST_FLOAT16 / workers
-    reach = largest + 12 * max(stds)
-    is_fitting = reach <= limit and smallest >= torch.finfo(torch.float16).tiny
-    return 1.0 if is_fitting else 2.0 ** math.floor(math.log2(limit / reach))
+    largest_noised = largest + 12 * max(stds)
+    is_fitting = largest_noised <= limit and smallest >= torch.finfo(torch.float16).tiny
+    return 1.0 if is_fitting else 2.0 ** math.floor(math.log2(limit / largest_noised))
 
 
-def _make_buffer(parameters: Sequence[torch.Tensor], layers: list[int], tail: int) -> _Buffer:
+def _make_buffer(parameters: Sequence[torch.Tensor], layers: list[int], trailer_size: int) -> _Buffer:
+    """A buffer of zeros for layers of one device and dtype."""
     offsets = [0]
     for parameter in parameters:
         offsets.append(offsets[-1] + parameter.numel())
-    flat = torch.zeros(offsets[-1] + tail, dtype=tensors.precision(parameters[0]), device=parameters[0].device)
-    views = [flat[start:end].view(p.shape) for p, start, end in zip(parameters, offsets[:-1], offsets[1:], strict=True)]
+    dtype, device = tensors.precision(parameters[0]), parameters[0].device
+    flat = torch.zeros(offsets[-1] + trailer_size, dtype=dtype, device=device)
+    views = []
+    for parameter, start in zip(parameters, offsets[:-1], strict=True):
+        views.append(flat[start : start + parameter.numel()].view(parameter.shape))
     return _Buffer(flat, layers, views, offsets)
 
 
 def _of_layers(factors: torch.Tensor, layers: list[int]) -> list[torch.Tensor]:
     """Each layer's factor; indexing by a list would wait for the device."""
-    each = factors.unbind() if factors.ndim else None
-    return [factors if each is None else each[layer] for layer in layers]
+    if factors.ndim == 0:
+        return [factors] * len(layers)
+    each = factors.unbind()
+    return [each[layer] for layer in layers]
 
 
-def _scale(tensors: list[torch.Tensor], factors: list[torch.Tensor]) -> None:
+def _scale(targets: list[torch.Tensor], factors: list[torch.Tensor]) -> None:
     """Multiplies each tensor by its factor; a factor of 0 gives 0 even where there is NaN."""
-    for tensor, factor in zip(tensors, factors, strict=True):
-        for part in chunks(tensor.view(-1)) if tensor.is_contiguous() else (tensor,):
+    for target, factor in zip(targets, factors, strict=True):
+        parts = chunks(target.view(-1)) if target.is_contiguous() else (target,)
+        for part in parts:
             part.mul_(factor).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _copy_scaled(targets: list[torch.Tensor], sources: list[torch.Tensor], factors: list[torch.Tensor]) -> None:
-    """The same, into other tensors."""
+    """Writes each source times its factor into its target; 0 where the factor is 0, even for NaN."""
     for target, source, factor in zip(targets, sources, factors, strict=True):
-        for to, part in zip(chunks(target.view(-1)), chunks(source.reshape(-1)), strict=True):
-            torch.mul(part, factor, out=to).nan_to_num_(0.0, 0.0, 0.0)
+        pairs = zip(chunks(target.view(-1)), chunks(source.reshape(-1)), strict=True)
+        for target_part, source_part in pairs:
+            torch.mul(source_part, factor, out=target_part).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _runs_of_equal_std(buffer: _Buffer, stds: Sequence[float]) -> Iterator[tuple[int, int, float]]:
-    """Ranges of the buffer that share one std, as few as possible."""
+    """Ranges of the buffer that share one std, as few as possible: start, end and std.
+
+    Numbers are drawn for a whole range at once, so the ranges are part of what a seed repeats.
+    """
     start = 0
     for position, layer in enumerate(buffer.layers):
-        following = buffer.layers[position + 1 : position + 2]
-        if not following or stds[following[0]] != stds[layer]:
-            yield start, buffer.offsets[position + 1], stds[layer]
-            start = buffer.offsets[position + 1]
+        is_last = position + 1 == len(buffer.layers)
+        if is_last or stds[buffer.layers[position + 1]] != stds[layer]:
+            end = buffer.offsets[position + 1]
+            yield start, end, stds[layer]
+            start = end

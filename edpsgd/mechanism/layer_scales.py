@@ -13,7 +13,7 @@ import torch
 
 from edpsgd.tensors import row_lengths
 
-FLOOR = 0.05
+FLOOR = 0.05  # of a measured scale: a layer that noise has made small still gets its share of the clip norm
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class FirstStepNorms:
 
     @property
     def noise_std(self) -> float:
-        """Noise on the sum of the contributions: non-negative vectors of length 1 differ by at most √2."""
+        """The std √2·z of the noise on the sum of the contributions; 0 without noise (section 5).
+
+        Two of them are at most √2 apart: they have length 1, and no negative element.
+        """
         return math.sqrt(2.0) * (self.noise_multiplier or 0.0)
 
     def describe(self) -> dict[str, bool | float | None]:
@@ -50,12 +53,15 @@ class FirstStepNorms:
 
 def unit_rms(scales: Sequence[float]) -> list[float]:
     """The scales times a common factor, so that their root mean square is 1 (section 1)."""
-    rms = math.sqrt(math.fsum(a * a for a in scales) / len(scales))
-    return [a / rms for a in scales]
+    rms = math.sqrt(math.fsum(scale * scale for scale in scales) / len(scales))
+    return [scale / rms for scale in scales]
 
 
 def given_scales(mapping: Mapping[str, float], names: Sequence[str]) -> list[float]:
-    """A user's scales for the named layers, at root mean square 1."""
+    """A user's scales for the named layers, in their order, at root mean square 1 (section 1).
+
+    A ValueError names layers without a scale, or with one that is not above 0.
+    """
     missing = [name for name in names if name not in mapping]
     if missing:
         raise ValueError(f"layer_scaling has no entry for the parameters {', '.join(missing)}")
@@ -66,15 +72,29 @@ def given_scales(mapping: Mapping[str, float], names: Sequence[str]) -> list[flo
 
 
 def measured_scales(norm_sums: Sequence[float]) -> list[float]:
-    """Scales in proportion to (noisy) sums of layer norms, floored at 0.05 times their root mean square."""
-    positive = [max(s, 0.0) for s in norm_sums]
+    """Scales in proportion to (noisy) sums of layer norms, at root mean square 1 (section 5).
+
+    They are floored at 0.05 before they are brought to root mean square 1 again. The mean over the units would give
+    the same ones, as a common factor does not matter.
+    """
+    positive = [max(norm_sum, 0.0) for norm_sum in norm_sums]  # noise may have made a sum negative
     if not any(positive):
         return [1.0] * len(positive)
-    return unit_rms([max(a, FLOOR) for a in unit_rms(positive)])
+    floored = [max(scale, FLOOR) for scale in unit_rms(positive)]
+    return unit_rms(floored)
 
 
 def norm_contribution(norms: torch.Tensor, private: bool) -> torch.Tensor:
-    """What a micro-batch tells of its layer norms: all of them (the paper) or, privately, only their proportions."""
+    """What a unit adds to the sum of layer norms (section 5).
+
+    Args:
+        norms: of the layers, (layers,) for a unit or (units, layers) for many.
+        private: whether only their proportions are told, a vector of length 1, so that noise can cover it. Otherwise
+            the norms are told as they are, as in the paper.
+
+    Returns:
+        A tensor of the shape of the norms.
+    """
     if not private:
         return norms
     length = row_lengths(norms).unsqueeze(-1)

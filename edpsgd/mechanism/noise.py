@@ -32,12 +32,20 @@ class GaussianSource:
         self._draw_secret()
 
     def _draw_secret(self) -> None:
+        """A secret of this process: a fork that kept its parent's would repeat the parent's noise."""
         self._process = os.getpid()
-        seed = self.seed
-        self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(str(seed).encode()).digest()
+        if self.seed is None:
+            self._secret = secrets.token_bytes(32)
+        else:
+            self._secret = hashlib.sha256(str(self.seed).encode()).digest()
 
     def stream(self, step: int, purpose: str = "gradient") -> GaussianStream:
-        """The noise of one step; two purposes in one step get independent noise."""
+        """The noise of one step; two purposes in one step get independent noise.
+
+        Args:
+            step: its number. One that comes again gets the same noise again, which must not be released twice.
+            purpose: what the noise is for.
+        """
         if self._process != os.getpid():
             self._draw_secret()
         key = hashlib.blake2b(f"{purpose}/{self.rank}/{step}".encode(), key=self._secret, digest_size=16).digest()
@@ -45,7 +53,12 @@ class GaussianSource:
 
 
 class GaussianStream:
-    """A sequence of Gaussian numbers that is consumed by adding it to tensors."""
+    """A sequence of Gaussian numbers; adding them to a tensor uses them up.
+
+    Args:
+        key: 16 bytes from which all numbers follow.
+        scratch: memory for random bits, which streams of one source share.
+    """
 
     def __init__(self, key: bytes, scratch: bytearray) -> None:
         self._key = key
@@ -61,24 +74,33 @@ class GaussianStream:
             if tensors.on_cpu(part):
                 self._add_on_cpu(part, std)
             else:
-                dtype, generator = tensors.precision(part), self._generator(part.device)
-                noise = torch.randn(part.shape, dtype=dtype, device=part.device, generator=generator)
+                noise = torch.randn(
+                    part.shape,
+                    dtype=tensors.precision(part),
+                    device=part.device,
+                    generator=self._generator(part.device),
+                )
                 part.add_(noise, alpha=std)
 
     def _generator(self, device: torch.device) -> torch.Generator:
+        """A generator of torch on a device; each device of a stream has other numbers."""
         if device not in self._generators:
-            seed = int.from_bytes(hashlib.sha256(self._key + str(device).encode()).digest()[:8], "little", signed=True)
+            digest = hashlib.sha256(self._key + str(device).encode()).digest()
+            seed = int.from_bytes(digest[:8], "little", signed=True)
             self._generators[device] = torch.Generator(device).manual_seed(seed)
         return self._generators[device]
 
     def _add_on_cpu(self, target: torch.Tensor, std: float) -> None:
         """Box and Muller's method on 62 random bits for the radius (tails to 9.2 σ) and 32 for the angle.
 
-        Drawn in the precision of the target: coarser noise would leave the low bits of the gradient bare.
+        With u and v uniform between 0 and 1, √(−2·ln u) is the radius and 2π·v the angle of a point whose coordinates
+        are two independent normal numbers. They are drawn in the precision of the target: coarser noise would leave
+        the low bits of the gradient bare.
         """
         half = (target.numel() + 1) // 2
         bits = self._random_bits(3 * half)
         dtype = tensors.precision(target)
+        # u: 31 high bits, and 31 low ones behind them, in the middle of the smallest step so that it is not 0.
         radius = bits[:half].bitwise_and_(0x7FFFFFFF).to(dtype)
         fraction = bits[half : 2 * half].bitwise_and_(0x7FFFFFFF).to(dtype)
         radius.add_(fraction.add_(0.5), alpha=2.0**-31).mul_(2.0**-31)
@@ -90,10 +112,12 @@ class GaussianStream:
         target[half:].addcmul_(radius[:rest], angle.sin_()[:rest], value=std)
 
     def _random_bits(self, count: int) -> torch.Tensor:
+        """So many integers of 32 random bits, in memory that the next call overwrites."""
         if self._cipher is None:
             self._cipher = Cipher(algorithms.AES(self._key), modes.CTR(bytes(16))).encryptor()
         self._cipher.update_into(memoryview(_ZEROS)[: 4 * count], self._scratch)
         return torch.frombuffer(self._scratch, dtype=torch.int32, count=count)
 
 
+# Encrypted, they are the random bits: three words of four bytes for two numbers of a chunk.
 _ZEROS = bytes(6 * tensors.CPU_CHUNK + 64)

@@ -1,4 +1,7 @@
-"""The layers: which parameters are trained, how they are scaled, and where their sum is kept."""
+"""The layers: which parameters are trained, how they are scaled, and where their sum is kept.
+
+A layer is one parameter tensor.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,23 @@ Groups = Sequence[dict[str, Any]]
 
 
 class Layers:
-    """A snapshot of the parameters that an optimizer holds and trains; laid out anew when they change.
+    """The parameters that an optimizer holds and trains, as they were when this was made.
+
+    ``fit`` says whether they still are; if not, others must be made.
 
     Args:
         groups: of the wrapped optimizer.
         named: all parameters of the model, by name.
         scaling: how layers are scaled.
         measured: scales that were measured, by name; None while they are not.
-        tail: how many free elements the step's sum keeps for what rides along in its message.
+        trailer_size: how many free elements the step's sum keeps for what is sent with it.
 
     Attributes:
         parameters: the trained parameters by name, in the order of the model.
         scales: one for each layer at root mean square 1, None while they are to be measured.
-        scale_tensor: the same on the device, None where all are 1.
+        scale_tensor: the same on the device, (layers,); None where all are 1, or to be measured.
         sum: the step's sum of clipped gradients.
-        description: the same text on workers that train the same layers with the same scales.
+        description: a text that is the same on workers that train the same layers with the same scales.
     """
 
     def __init__(
@@ -40,34 +45,39 @@ class Layers:
         named: Mapping[str, torch.Tensor],
         scaling: Mapping[str, float] | FirstStepNorms | None,
         measured: Mapping[str, float] | None,
-        tail: int,
+        trailer_size: int,
     ) -> None:
-        held = [p for group in groups for p in group["params"]]
+        held = [parameter for group in groups for parameter in group["params"]]
         optimizers.check_all_named(held, named)
-        ids = {id(p) for p in held}
-        self.parameters = {name: p for name, p in named.items() if id(p) in ids and p.requires_grad}
+        held_ids = {id(parameter) for parameter in held}
+        self.parameters: dict[str, torch.Tensor] = {}
+        for name, parameter in named.items():
+            if id(parameter) in held_ids and parameter.requires_grad:
+                self.parameters[name] = parameter
         if not self.parameters:
             raise ValueError("the optimizer holds no parameter that requires a gradient")
         self.scales = find_scales(list(self.parameters), named, scaling, measured)
         self.description = self._describe()
-        self.sum = GradientSum(list(self.parameters.values()), tail)
-        uneven = self.scales is not None and any(scale != 1.0 for scale in self.scales)
-        self.scale_tensor = torch.tensor(self.scales, dtype=torch.float32, device=self.sum.home) if uneven else None
+        self.sum = GradientSum(list(self.parameters.values()), trailer_size)
+        self.scale_tensor: torch.Tensor | None = None
+        if self.scales is not None and any(scale != 1.0 for scale in self.scales):
+            device = self.sum.first_device
+            self.scale_tensor = torch.tensor(self.scales, dtype=torch.float32, device=device)
         self._seen = _look(groups)
 
     def __len__(self) -> int:
         return len(self.parameters)
 
     def fit(self, groups: Groups) -> bool:
-        """Whether no parameter was added, frozen, unfrozen or moved since."""
+        """Whether no parameter was added, frozen, unfrozen or moved, or has another dtype, since this was made."""
         return _look(groups) == self._seen
 
     def have_gradients(self) -> bool:
-        """Whether backward has left anything."""
+        """Whether backward has left a gradient in any layer."""
         return any(p.grad is not None for p in self.parameters.values())
 
-    def take_gradients(self) -> list[torch.Tensor | None]:
-        """What backward left; .grad is None afterwards."""
+    def pop_gradients(self) -> list[torch.Tensor | None]:
+        """What backward left in each layer, None where it left nothing; .grad is None afterwards."""
         for name, parameter in self.parameters.items():
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise ValueError(
@@ -79,7 +89,7 @@ class Layers:
         return gradients
 
     def hand_over_sum(self) -> None:
-        """Lets .grad show the sum; in half precision, a rounded copy of it."""
+        """Lets .grad be a view of the sum; in half precision, a rounded copy of it, which is finite."""
         for parameter, view in zip(self.parameters.values(), self.sum.views, strict=True):
             if view.dtype is not parameter.dtype:
                 largest = torch.finfo(parameter.dtype).max
@@ -88,18 +98,19 @@ class Layers:
                 parameter.grad = view
 
     def _describe(self) -> str:
-        shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in self.parameters.items()]
-        digest = hashlib.sha256(repr((shapes, self.scales)).encode()).hexdigest()[:16]
-        elements = sum(p.numel() for p in self.parameters.values())
+        kinds = [(name, tuple(p.shape), str(p.dtype)) for name, p in self.parameters.items()]
+        digest = hashlib.sha256(repr((kinds, self.scales)).encode()).hexdigest()[:16]
+        elements = sum(parameter.numel() for parameter in self.parameters.values())
         return f"{len(self.parameters)} tensors, {elements} elements, digest {digest}"
 
 
 def describe_parameters(named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Names, shapes and whether they are trained: what must be the same on all workers."""
-    return {
-        f"parameter {index}": (name, tuple(p.shape), str(p.dtype), "trained" if p.requires_grad else "frozen")
-        for index, (name, p) in enumerate(named.items())
-    }
+    """Name, shape, dtype and whether it is trained, of each parameter: what must be the same on all workers."""
+    described = {}
+    for index, (name, parameter) in enumerate(named.items()):
+        use = "trained" if parameter.requires_grad else "frozen"
+        described[f"parameter {index}"] = (name, tuple(parameter.shape), str(parameter.dtype), use)
+    return described
 
 
 def find_scales(
@@ -108,7 +119,14 @@ def find_scales(
     scaling: Mapping[str, float] | FirstStepNorms | None,
     measured: Mapping[str, float] | None,
 ) -> list[float] | None:
-    """The scales of layers, or None while they are still to be measured."""
+    """The scales of the named layers, in their order, at root mean square 1; None while they are to be measured.
+
+    Args:
+        layers: their names.
+        named: all parameters of the model, by name: a given scale must be of one of them.
+        scaling: how layers are scaled.
+        measured: scales that were measured, by name; None while they are not.
+    """
     if scaling is None:
         return [1.0] * len(layers)
     if isinstance(scaling, FirstStepNorms):
@@ -118,4 +136,9 @@ def find_scales(
 
 
 def _look(groups: Groups) -> list[tuple[int, bool, torch.device, torch.dtype]]:
-    return [(id(p), p.requires_grad, p.device, p.dtype) for group in groups for p in group["params"]]
+    """What ``fit`` compares of each parameter that the optimizer holds."""
+    seen = []
+    for group in groups:
+        for parameter in group["params"]:
+            seen.append((id(parameter), parameter.requires_grad, parameter.device, parameter.dtype))
+    return seen

@@ -1,4 +1,4 @@
-"""The privacy settings of an optimizer: checked once, compared between workers, noted in the ledger."""
+"""The privacy settings of an optimizer: checked when they are made, compared between workers, noted in the ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from edpsgd.schedules import Decay
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user chose; the names are those of PrivateOptimizer's arguments."""
+    """What the user chose, under the names of PrivateOptimizer's arguments, and what the sampler says of its units.
+
+    Attributes:
+        divisor: as given, or the expected number of units that the sampler knows; None for N·K.
+        sensitivity_factor: how many clip norms one example or user can move the sum of clipped gradients. The sampler
+            knows it; it has no meaning for micro-batches.
+    """
 
     clip_norm: float
     noise_multiplier: float
@@ -28,7 +34,7 @@ class Settings:
     divisor: float | None
     compression: str | None
     verify: str
-    reach: float  # of one example or user, told by its sampler: how many clip norms it can move the sum
+    sensitivity_factor: float
 
     def __post_init__(self) -> None:
         check_number("clip_norm", self.clip_norm, 0.0, strict=True)
@@ -70,18 +76,18 @@ class Settings:
 
     @property
     def sensitivity(self) -> float:
-        """How far one example or user can move the sum of clipped gradients (privacy.md section 2)."""
-        return sensitivity.sum_sensitivity(self.unit, self.clip_norm, self.reach)
+        """s, how far one example or user can move the sum of clipped gradients (privacy.md section 2)."""
+        return sensitivity.sum_sensitivity(self.unit, self.clip_norm, self.sensitivity_factor)
 
     @property
     def first_step_norms(self) -> FirstStepNorms:
-        """How the layer scales are measured, where they are."""
+        """How the layer scales are measured; a TypeError where they are not."""
         if not isinstance(self.layer_scaling, FirstStepNorms):
             raise TypeError("only FirstStepNorms are measured")
         return self.layer_scaling
 
     def noise_at(self, epoch: int) -> float:
-        """The nominal noise multiplier z_t of an epoch."""
+        """The nominal noise multiplier z_t = z·d(t) of an epoch (privacy.md section 4)."""
         if self.noise_decay is None:
             return float(self.noise_multiplier)
         factor = self.noise_decay(epoch)
@@ -89,7 +95,16 @@ class Settings:
         return float(self.noise_multiplier * factor)
 
     def noise_per_worker(self, z: float, workers: int, micro_batches: int, scales: list[float]) -> list[float]:
-        """Std of the noise that a worker adds to its sum, for each layer, on the coordinates that it noises."""
+        """The std of the noise that a worker adds to its sum, for each layer (privacy.md sections 3 and 6).
+
+        It is that on the coordinates that the worker noises, which with sharded noise are only some of them.
+
+        Args:
+            z: the nominal noise multiplier of the epoch.
+            workers: N.
+            micro_batches: K.
+            scales: α of the layers.
+        """
         if self.noise == "paper":
             std = sensitivity.paper_worker_std(self.clip_norm, z, workers, micro_batches)
             return [std] * len(scales)
@@ -99,7 +114,7 @@ class Settings:
         return sensitivity.calibrated_worker_stds(self.sensitivity, z, shares, factors)
 
     def effective_noise(self, z: float, workers: int, micro_batches: int, scales: list[float]) -> float:
-        """The multiplier of the Gaussian mechanism that a step really is (privacy.md section 3)."""
+        """The multiplier of the Gaussian mechanism that a step really is (privacy.md section 3); arguments as above."""
         if self.noise == "calibrated":
             return z
         largest = 1.0 if self.clipping == "per_layer" else max(scales)
@@ -107,14 +122,14 @@ class Settings:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each worker noises only its own share of the coordinates."""
+        """Whether each worker noises only its own share of the coordinates; never with the paper's noise."""
         return self.noise == "calibrated" and self.noise_placement == "sharded"
 
     def describe(self) -> dict[str, Any]:
         """The settings as JSON-ready data, under the names of a run's record."""
         settings = {item.name: getattr(self, item.name) for item in fields(self)}
         del settings["seed"]  # a secret
-        del settings["reach"]  # the sensitivity holds it
+        del settings["sensitivity_factor"]  # the sensitivity holds it
         return {
             **settings,
             "clip_norm": float(self.clip_norm),
@@ -129,6 +144,7 @@ class Settings:
 
 
 def _plain(scaling: Mapping[str, float] | FirstStepNorms | None) -> Mapping[str, Any] | None:
+    """As JSON-ready data."""
     if isinstance(scaling, FirstStepNorms):
         return scaling.describe()
     if scaling is None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from edpsgd.validation import optimizers
 
 
 class OptimizerWrapper(torch.optim.Optimizer):
@@ -16,10 +19,14 @@ class OptimizerWrapper(torch.optim.Optimizer):
     """
 
     _inner: torch.optim.Optimizer
+    _is_inner_known = False  # whether it was seen to keep no gradient
+    _copies = 0  # how many were made of this one
+    _kept_by_copies: tuple[str, ...] = ("_inner",)  # attributes; what else there is follows from the state
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self._inner = inner
-        # Optimizer.__init__ would set up groups and state of its own; what remains of it is what unpickling does.
+        # Optimizer.__init__ would set up groups and state of its own. What else it does, the hooks and
+        # the name for the profiler, is also done after unpickling.
         super().__setstate__({})
 
     @property
@@ -60,7 +67,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what state_dict() gave, on one worker or on all."""
+        """Loads what state_dict() gave; a state that does not fit is refused before anything of it is used."""
         state = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = before(self, state)
@@ -71,15 +78,32 @@ class OptimizerWrapper(torch.optim.Optimizer):
                 "optimizer into that optimizer before wrapping it"
             )
         own = state.pop("edpsgd")
-        if [len(group["params"]) for group in state["param_groups"]] != [len(g["params"]) for g in self.param_groups]:
+        if _group_sizes(state["param_groups"]) != _group_sizes(self.param_groups):
             raise ValueError("the state is that of an optimizer with other parameter groups")
-        self._load_own_state(own)  # refuses what does not belong to this run, before anything of it can reach the model
+        self._load_own_state(own)  # before the moments of another run could move the model
         self._inner.load_state_dict(state)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
+    def _step_inner(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Steps the wrapped optimizer on what .grad holds, which nothing can use afterwards.
+
+        Args:
+            buffers: where .grad may be a view of, which the wrapped optimizer must not keep.
+        """
+        try:
+            self._inner.step()
+            if not self._is_inner_known:
+                optimizers.check_keeps_no_gradient(self._inner, buffers)
+                self._is_inner_known = True
+        finally:
+            self.zero_grad()
+
     def _make_inner_state(self, parameters: list[torch.Tensor]) -> None:
-        """What hvd.broadcast_optimizer_state() wants of step(): the state exists, no parameter has moved."""
+        """What hvd.broadcast_optimizer_state() wants of step(): the state exists, no parameter has moved.
+
+        Momentum and the like are made by a step of zero gradients, after which the parameters are set back.
+        """
         before = [p.detach().clone() for p in parameters]
         self.zero_grad()
         for parameter in parameters:
@@ -88,8 +112,39 @@ class OptimizerWrapper(torch.optim.Optimizer):
         torch._foreach_copy_(parameters, before)
         self.zero_grad()
 
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: getattr(self, name) for name in self._kept_by_copies}
+        self._copies += 1
+        return {**kept, "own": {**self._own_state(), "copy": self._copies}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own_state = state.pop("own")
+        self.__dict__.update(state)
+        super().__setstate__({})
+        self._set_up()
+        self._load_own_state(own_state)
+
+    def _set_up(self) -> None:
+        """Makes all that is not kept by copies, as in a new optimizer."""
+        raise NotImplementedError
+
     def _own_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the wrapper."""
         raise NotImplementedError
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        """Goes on from what ``_own_state`` gave, or refuses it and changes nothing."""
         raise NotImplementedError
+
+
+def named_group(param_group: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """A parameter group whose parameters are a list, as torch would make it; and the tensors in it."""
+    params = param_group["params"]
+    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    tensors = [item[1] if isinstance(item, tuple) else item for item in listed]  # (name, tensor)
+    return {**param_group, "params": listed}, tensors
+
+
+def _group_sizes(groups: list[dict[str, Any]]) -> list[int]:
+    """How many parameters each group has."""
+    return [len(group["params"]) for group in groups]

@@ -15,6 +15,7 @@ ORDER = (
     {"mechanism"},
     {"ledger"},
     {"bookkeeping", "card", "planning"},
+    {"agreement", "checkpoints"},
     {"step_message"},
     {"optimizer", "cli"},
     {"federated"},

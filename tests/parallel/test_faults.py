@@ -311,7 +311,7 @@ def test_a_ledger_that_does_not_fit_is_an_error_on_all_in_a_broadcast(hvd, worke
         pytest.skip("needs several workers")
     optimizer = private(Bag())
     if workers.rank == 1:  # as if it came from a run of its own
-        optimizer._books.ledger = edpsgd.Ledger()
+        optimizer._bookkeeping.ledger = edpsgd.Ledger()
         optimizer.ledger.begin_run({})
         optimizer.ledger.open_epoch(0)
         optimizer.ledger.charge(1.0)

@@ -84,7 +84,7 @@ def test_workers_that_draw_different_rounds_are_found_out() -> None:
     federated = training(Point(), users, FedAvg(0.1))
     federated.optimizer.set_epoch(0)
     users.moves += workers.rank  # as if some had loaded more checkpoints
-    federated.optimizer._books._moves = users.moves
+    federated.optimizer._bookkeeping._moves = users.moves
     users._key = users._epoch_key()
     with pytest.raises(ValueError, match="disagree on the draws"):
         federated.round(points_of, towards(federated.model))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import edpsgd
 from edpsgd import FirstStepNorms, LedgerError
-from edpsgd.bookkeeping import _BITS
+from edpsgd.bookkeeping import _FLAGS as _BITS
 from edpsgd.ledger.records import MARKS, BatchesRecord, RunRecord
 from tests.helpers.common import Bag, private
 
