@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from edpsgd.distributed.collectives import Local
-from edpsgd.distributed.horovod import horovod_broadcast_root
 from edpsgd.distributed.launchers import resolve
 
 LAUNCHERS = (
@@ -57,7 +56,3 @@ def test_several_processes_that_do_not_know_of_each_other(monkeypatch, variable)
     with pytest.raises(ValueError, match=f"{variable}=2 says that there are several workers"):
         resolve("auto")
     assert isinstance(resolve("local"), Local)
-
-
-def test_outside_of_a_broadcast() -> None:
-    assert horovod_broadcast_root() is None

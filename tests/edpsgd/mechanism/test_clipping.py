@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import warnings
 
 import pytest
 import torch
 
 import edpsgd
+from edpsgd import FedAvg, FedSGD, PoissonUsers
 from edpsgd.mechanism.clipping import ClipCounter
-from edpsgd.tensors import layer_norms
 from tests.helpers.common import Bag, private, quiet
+from tests.helpers.federation import Point, pushed, training
 
 NAN, INF = float("nan"), float("inf")
 
@@ -124,17 +124,13 @@ def test_counting_follows_the_model_to_another_device() -> None:
     assert counter._counts.device == meta
 
 
-def test_the_warning_of_discards_points_at_the_step() -> None:
-    model, optimizer = made()
-    close(model, optimizer, NAN, 1.0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        optimizer.step()
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-@pytest.mark.parametrize("shape", [(30_000_000,), (3, 10_000_000)])
-def test_norms_of_many_elements(shape) -> None:
-    """torch's own sum of so many equal squares in single precision is one and a half percent too small on CPUs."""
-    [norm] = layer_norms([torch.full(shape, 1e-3)], torch.device("cpu"))
-    assert float(norm) == pytest.approx(1e-3 * 30_000_000**0.5, rel=1e-5)
+@pytest.mark.parametrize("local", [FedSGD(1.0), FedAvg(1.0, epochs=2)])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_the_clip_fraction_of_users_counts_their_own_updates(local, clipping) -> None:
+    sizes = [100.0, 0.01, 50.0, 0.02, 1000.0]
+    model = Point()
+    users = PoissonUsers(len(sizes) + 1, 1.0, collective="local")
+    federated = training(model, users, local, clip_norm=1.0, clipping=clipping)
+    direction = torch.ones(5) / 5**0.5
+    federated.round(lambda user: [sizes[user] * direction] if user < len(sizes) else [], pushed(model))
+    assert federated.optimizer.clip_fraction == 3 / 5  # and the user without data does not count

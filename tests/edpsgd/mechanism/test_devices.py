@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from edpsgd import tensors
 from edpsgd.mechanism import noise
@@ -71,32 +70,3 @@ def test_mixed_dtypes_with_a_buffer_that_gets_no_gradient() -> None:
     model.p0.grad = torch.ones_like(model.p0)
     optimizer.step()
     assert [p[0].item() for p in model.parameters()] == [-1.0, 0.0, 0.0]
-
-
-class Moves(TorchFunctionMode):
-    """Notes what goes to which device without being waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hasty: list[torch.device] = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.to and (kwargs or {}).get("non_blocking"):
-            self.hasty.append(args[1])
-        return function(*args, **(kwargs or {}))
-
-
-def test_what_comes_to_the_cpu_is_waited_for() -> None:
-    """Else factors and norms of a model on two devices would be read before they are there."""
-    with Moves() as moves:
-        tensors.moved(torch.ones(1), torch.device("meta"))
-        assert moves.hasty.pop() == torch.device("meta")
-        tensors.moved(torch.ones(1), torch.device("cpu"))
-        model = Bag()
-        optimizer = private(model)
-        model.p0.grad = torch.ones_like(model.p0)
-        optimizer.accumulate()
-        model.p1.grad = torch.ones_like(model.p1)
-        optimizer.step()
-    own = [device for device in moves.hasty if device == torch.device("cpu")]
-    assert len(own) <= 1  # the fingerprint, which is made on the CPU

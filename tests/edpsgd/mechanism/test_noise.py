@@ -10,9 +10,7 @@ import pytest
 import torch
 from scipy.stats import kstest, norm
 
-from edpsgd.mechanism.layer_scales import given_scales, measured_scales
 from edpsgd.mechanism.noise import GaussianSource, GaussianStream
-from edpsgd.schedules import ExponentialDecay, LinearDecay, parse_decay
 from tests.helpers.common import FRESH, assert_std, assert_uncorrelated
 
 
@@ -80,15 +78,6 @@ def test_short_and_odd_targets() -> None:
         assert (target != 0).all()
 
 
-def test_scales_have_unit_rms() -> None:
-    assert given_scales({"a": 2.0, "b": 2.0}, ["a", "b"]) == pytest.approx([1.0, 1.0])
-    scales = measured_scales([1.0, 2.0, -3.0, 0.0])
-    assert sum(s * s for s in scales) == pytest.approx(4.0)
-    assert scales[1] == pytest.approx(2 * scales[0])
-    assert scales[2] == scales[3] > 0
-    assert measured_scales([-1.0, 0.0]) == [1.0, 1.0]
-
-
 def test_a_forked_process_draws_noise_of_its_own() -> None:
     source = GaussianSource(None, 0)
     draw(source)
@@ -110,32 +99,6 @@ def test_the_tails_reach_beyond_what_31_bits_can() -> None:
     target = torch.zeros(2)
     Zeros(bytes(16), bytearray(64)).add_to(target, 1.0)
     assert target[0].item() == pytest.approx(math.sqrt(2 * 63 * math.log(2)), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("text", "decay"),
-    [
-        ("none", None),
-        ("linear:0.5", LinearDecay(0.5)),
-        ("linear:0", LinearDecay(0.0)),
-        ("exponential:1e-3", ExponentialDecay(0.001)),
-    ],
-)
-def test_parse_decay(text, decay) -> None:
-    assert parse_decay(text) == decay
-
-
-@pytest.mark.parametrize("text", ["", "linear", "Linear:1", "none:1", "cosine:0.1", " linear:1", "0.05"])
-def test_decays_that_do_not_exist(text) -> None:
-    with pytest.raises(ValueError, match=f"^decay must be none, linear:TAU or exponential:TAU, got {text!r}$"):
-        parse_decay(text)
-
-
-@pytest.mark.parametrize("text", ["linear:", "linear:-1", "linear:nan", "exponential:inf", "linear:x", "linear:1:2"])
-def test_decays_with_a_bad_tau(text) -> None:
-    name = text.partition(":")[0]
-    with pytest.raises(ValueError, match=f"^decay must have a finite TAU >= 0, as in {name}:0.05, got {text!r}$"):
-        parse_decay(text)
 
 
 def test_no_coordinate_is_left_bare(monkeypatch) -> None:
