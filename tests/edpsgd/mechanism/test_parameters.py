@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import edpsgd
+from edpsgd.mechanism.parameters import Layers, describe_parameters, find_scales
 from tests.helpers.common import Bag, layers_of, private, set_gradients
 
 
@@ -128,3 +129,71 @@ def test_other_default_dtypes() -> None:
         assert optimizer._layers.scale_tensor.tolist() == pytest.approx(optimizer._layers.scales, rel=1e-6)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def layers_of_bag(model: Bag, **changes) -> Layers:
+    groups = [{"params": list(model.parameters())}]
+    settings = {"scaling": None, "measured": None, "trailer_size": 2, **changes}
+    return Layers(groups, dict(model.named_parameters()), **settings)
+
+
+def test_what_is_trained_is_seen_to_change() -> None:
+    model = Bag((3, 4))
+    groups = [{"params": list(model.parameters())}]
+    layers = layers_of_bag(model)
+    assert (len(layers), list(layers.parameters)) == (2, ["p0", "p1"])
+    assert layers.fit(groups)
+    model.p1.requires_grad_(False)
+    assert not layers.fit(groups)
+    assert list(layers_of_bag(model).parameters) == ["p0"]
+
+
+def test_gradients_are_handed_out_once() -> None:
+    model = Bag((3, 4))
+    layers = layers_of_bag(model)
+    assert not layers.have_gradients()
+    model.p1.grad = torch.ones(4)
+    assert layers.have_gradients()
+    first, second = layers.pop_gradients()
+    assert first is None
+    assert second is not None
+    assert second.tolist() == [1.0] * 4
+    assert layers.pop_gradients() == [None, None]
+
+
+def test_the_sum_is_handed_over_as_a_gradient() -> None:
+    model = Bag((3, 4))
+    model.p1.data = model.p1.data.half()
+    layers = layers_of_bag(model)
+    for view in layers.sum.open():
+        view.fill_(1e6)
+    layers.hand_over_sum()
+    assert model.p0.grad is layers.sum.views[0]
+    assert model.p1.grad.tolist() == [torch.finfo(torch.float16).max] * 4  # rounded, and finite
+
+
+def test_descriptions_tell_layers_and_scales_apart() -> None:
+    described = [
+        layers_of_bag(Bag((3, 4))).description,
+        layers_of_bag(Bag((4, 3))).description,
+        layers_of_bag(Bag((3, 4)), scaling={"p0": 1.0, "p1": 2.0}).description,
+    ]
+    assert described[0] == layers_of_bag(Bag((3, 4))).description
+    assert len(set(described)) == 3
+    assert described[0].startswith("2 tensors, 7 elements, digest ")
+    model = Bag((3,))
+    model.p0.requires_grad_(False)
+    assert describe_parameters(dict(model.named_parameters())) == {
+        "parameter 0": ("p0", (3,), "torch.float32", "frozen")
+    }
+
+
+def test_scales_given_and_measured() -> None:
+    named = dict(Bag((3, 4)).named_parameters())
+    measuring = edpsgd.FirstStepNorms()
+    assert find_scales(["p0", "p1"], named, None, None) == [1.0, 1.0]
+    assert find_scales(["p0", "p1"], named, measuring, None) is None
+    assert find_scales(["p1"], named, measuring, {"p0": 1.0, "p1": 5.0}) == [1.0]
+    with pytest.raises(ValueError, match="parameters that do not exist: p2"):
+        find_scales(["p0"], named, {"p0": 1.0, "p2": 1.0}, None)
+    assert layers_of_bag(Bag((3, 4)), scaling=measuring).scale_tensor is None

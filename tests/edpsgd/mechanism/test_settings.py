@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+import edpsgd
+from edpsgd.mechanism.settings import Settings
 from tests.helpers.common import Bag, Spy, assert_std, private
 
 
@@ -68,3 +70,80 @@ def test_a_decay_that_changes_its_mind_is_asked_once() -> None:
     for _ in range(2):
         optimizer.step()
         assert_std(spy.sent[-1][:10500], 2 * optimizer.ledger.events[0].noise_multiplier)
+
+
+def settings(**changes) -> Settings:
+    chosen = {
+        "clip_norm": 2.0,
+        "noise_multiplier": 3.0,
+        "noise_decay": None,
+        "clipping": "flat",
+        "unit": "micro_batch",
+        "layer_scaling": None,
+        "noise": "calibrated",
+        "noise_placement": "sharded",
+        "seed": None,
+        "divisor": None,
+        "compression": None,
+        "verify": "spot",
+        "sensitivity_factor": 1.0,
+        **changes,
+    }
+    return Settings(**chosen)
+
+
+def test_sensitivity_of_units() -> None:
+    assert settings().sensitivity == 4.0
+    assert settings(unit="example", divisor=8).sensitivity == 2.0
+    assert settings(unit="user", divisor=8, sensitivity_factor=2.0).sensitivity == 4.0
+
+
+@pytest.mark.parametrize("placement", ["sharded", "per_worker"])
+def test_the_noise_of_all_workers_is_what_is_promised(placement) -> None:
+    """The variance on each coordinate of the sum is (α·s·z)²."""
+    scales, workers = [0.5, 1.5], 4
+    chosen = settings(noise_placement=placement)
+    stds = chosen.noise_per_worker(3.0, workers, 2, scales)
+    adding = 1 if chosen.is_sharded else workers  # workers that noise one coordinate
+    assert [std * adding**0.5 for std in stds] == pytest.approx([scale * 4.0 * 3.0 for scale in scales])
+    assert chosen.effective_noise(3.0, workers, 2, scales) == 3.0
+
+
+def test_the_noise_with_per_layer_clipping_is_isotropic() -> None:
+    assert settings(clipping="per_layer").noise_per_worker(3.0, 4, 2, [0.5, 1.5]) == [12.0, 12.0]
+
+
+def test_the_noise_of_the_paper_is_smaller() -> None:
+    """N = 8, K = 1, α = (0.378, 0.756, 1.512), z = 1: 0.11692679 (privacy.md section 3)."""
+    paper = settings(noise="paper", clip_norm=1.0)
+    scales = [0.3779644730092272, 0.7559289460184544, 1.5118578920369088]
+    assert paper.effective_noise(1.0, 8, 1, scales) == pytest.approx(0.11692679, rel=1e-7)
+    assert not paper.is_sharded
+    assert paper.noise_per_worker(1.0, 8, 4, scales) == [1.0 / 16] * 3
+    per_layer = settings(noise="paper", clipping="per_layer")
+    assert per_layer.effective_noise(1.0, 2, 2, scales) == 0.25
+
+
+def test_the_multiplier_of_an_epoch() -> None:
+    assert settings().noise_at(5) == 3.0
+    assert settings(noise_decay=edpsgd.LinearDecay(0.5)).noise_at(2) == 1.5
+
+
+def test_a_description_has_no_secret_and_is_the_same_on_all_workers() -> None:
+    def halving(epoch: int) -> float:
+        return 0.5**epoch
+
+    described = settings(seed=7, noise_decay=halving, layer_scaling={"a": 1}).describe()
+    assert "seed" not in described
+    assert described["seeded"]
+    assert described["sensitivity"] == 4.0
+    assert described["layer_scaling"] == {"a": 1.0}
+    assert described["noise_decay"].endswith("halving")  # not its address
+    assert settings(noise="paper").describe()["noise_placement"] == "per_worker"
+    assert "7" not in repr(settings(seed=7))
+
+
+def test_only_measured_scales_have_first_step_norms() -> None:
+    assert settings(layer_scaling=edpsgd.FirstStepNorms(2.0)).first_step_norms.noise_multiplier == 2.0
+    with pytest.raises(TypeError, match="only FirstStepNorms are measured"):
+        _ = settings().first_step_norms

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from edpsgd.mechanism.torch_optimizer import named_group
 from tests.helpers.common import (
     Bag,
     assert_same,
@@ -181,3 +182,11 @@ def test_what_an_optimizer_keeps_of_a_gradient_stays_noised(copies) -> None:
     set_gradients(model, 1e-3)
     optimizer.accumulate()
     assert torch.equal(optimizer.state_dict()["state"][0]["last"], released)
+
+
+def test_a_group_as_torch_would_make_it() -> None:
+    first, second = torch.zeros(1), torch.zeros(2)
+    assert named_group({"params": first, "lr": 1.0})[0] == {"params": [first], "lr": 1.0}
+    group, tensors = named_group({"params": iter([("a", first), ("b", second)])})
+    assert [tensor is expected for tensor, expected in zip(tensors, (first, second), strict=True)] == [True, True]
+    assert [name for name, _ in group["params"]] == ["a", "b"]
