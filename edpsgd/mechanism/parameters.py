@@ -137,8 +137,5 @@ def find_scales(
 
 def _look(groups: Groups) -> list[tuple[int, bool, torch.device, torch.dtype]]:
     """What ``fit`` compares of each parameter that the optimizer holds."""
-    seen = []
-    for group in groups:
-        for parameter in group["params"]:
-            seen.append((id(parameter), parameter.requires_grad, parameter.device, parameter.dtype))
-    return seen
+    held = [parameter for group in groups for parameter in group["params"]]
+    return [(id(p), p.requires_grad, p.device, p.dtype) for p in held]
