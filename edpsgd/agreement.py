@@ -1,4 +1,7 @@
-"""What the workers of a training must have alike, in words: when the optimizer is made, and in every step."""
+"""What the workers of a training must have alike, in words.
+
+It is compared when the optimizer is made, and in every step.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ def describe_step(
 ) -> dict[str, Any]:
     """What is compared between the workers in a step, as a fingerprint in its message.
 
-    The first difference is what the error names, so that reasons stand before what follows from them.
+    The first difference is what the error names, so that reasons stand before what follows from
+    them.
 
     Args:
         bookkeeping: of this worker.

@@ -1,4 +1,6 @@
-"""What a checkpoint holds of a PrivateOptimizer, beside the state of the wrapped one, and how training goes on from it.
+"""What a checkpoint holds of a PrivateOptimizer, and how training goes on from it.
+
+The state of the wrapped optimizer is beside it.
 
 Never the state of a random generator; the seed only if one was given (privacy.md section 3).
 """
@@ -63,7 +65,9 @@ def restore(
     collective: Collective,
     has_released: bool,
 ) -> tuple[Settings, Progress]:
-    """Lets the bookkeeping go on from a state, which is refused before anything changes if it does not fit.
+    """Lets the bookkeeping go on from a state.
+
+    One that does not fit is refused before anything changes.
 
     Args:
         state: of ``make_state``; that of a copy holds the copy's number.

@@ -1,4 +1,4 @@
-"""The one message of a step: the noised sum, and behind it what the workers must know of each other."""
+"""The one message of a step: the noised sum, and what the workers must know of each other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class StepMessage:
             How many units of all workers were discarded.
 
         Raises:
-            Exception: on all workers in the same step, if any of them refuses it or their states differ.
+            Exception: on all workers in the same step, if any of them refuses it or their states
+                differ.
         """
         gradients = self._accumulator.layers.sum
         dtype = transfer_dtype(self._accumulator.settings.compression)
@@ -69,7 +70,7 @@ class StepMessage:
         return discarded
 
     def sum_norms(self, measurement: ScaleMeasurement, refusal: Exception | None) -> int:
-        """Replaces the worker's noised layer norms by their sum over all workers; the rest is as above."""
+        """Replaces the worker's noised layer norms by their sum over all workers; else as above."""
         return self._sum_([measurement.message], measurement.trailer, refusal, None)
 
     def _sum_(
@@ -79,7 +80,7 @@ class StepMessage:
         refusal: Exception | None,
         dtype: torch.dtype | None,
     ) -> int:
-        """Replaces the tensors by their sums over the workers, once these have told each other what they must.
+        """Replaces the tensors by their sums over the workers, which must agree on the step.
 
         Args:
             tensors: what is summed.
@@ -112,7 +113,7 @@ class StepMessage:
         return reports.discarded
 
     def _check_units(self, units: int) -> None:
-        """Refuses more single examples than any Poisson draw has that is expected to have so many."""
+        """Refuses more single examples than any Poisson draw of so many expected ones has."""
         expected = self._accumulator.settings.divisor
         if expected is None or self._bookkeeping.batches is not None:  # a sampler knows better
             return

@@ -1,4 +1,7 @@
-"""The first step with FirstStepNorms: what the workers sum in it, and the layer scales that follow (section 5)."""
+"""The first step with FirstStepNorms: what workers sum in it, and the scales that follow.
+
+Sections are those of privacy.md; this is section 5.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class ScaleMeasurement:
         self._norms += norms
 
     def add_noise_(self, stream: GaussianStream, workers: int) -> None:
-        """Adds this worker's share of the noise; the variances of all shares add up to the whole."""
+        """Adds this worker's share of the noise; the variances of all shares add up."""
         stream.add_to(self._norms, self._settings.noise_std / math.sqrt(workers))
 
     def scales(self, names: Sequence[str]) -> dict[str, float]:
