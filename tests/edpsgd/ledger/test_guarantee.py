@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edpsgd.accounting import gaussian_epsilon, pld, poisson_epsilon, rdp_epsilon, zcdp_epsilon
+from edpsgd.accounting import (
+    gaussian_epsilon,
+    pld,
+    poisson_epsilon,
+    rdp_epsilon,
+    zcdp_epsilon,
+)
 from edpsgd.ledger import guarantee
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.records import BatchesRecord, RunRecord
@@ -28,6 +34,29 @@ def norms(z: float, batching: str = "unvouched") -> Event:
 
 def epsilons(report: guarantee.Report) -> dict[str, float]:
     return {b.method: b.epsilon for b in report.bounds}
+
+
+def some(examples: int):
+    return settings(deadline=None, derandomize=True, max_examples=examples)
+
+
+@st.composite
+def split_events(draw, poisson: bool):
+    """Epochs, and the same steps as a growing ledger shows them: ever more, the last one unfinished."""
+    z, rate = draw(st.floats(0.8, 2.0)), draw(st.floats(0.005, 0.2))
+    numbers = draw(st.lists(st.integers(1, 60), min_size=1, max_size=4))
+
+    def event(epoch: int, steps: int) -> Event:
+        batching = {"batching": "poisson", "sampling_rate": rate} if poisson else {"batching": "shuffled"}
+        return Event("gradients", epoch, z / (1 + 0.1 * epoch), steps, **batching)
+
+    whole = [event(epoch, number) for epoch, number in enumerate(numbers)]
+    looks = [
+        [*whole[:epoch], event(epoch, draw(st.integers(0, number)))]
+        for epoch, number in enumerate(numbers)
+        if draw(st.booleans())
+    ]
+    return whole, looks
 
 
 def test_shuffled() -> None:
@@ -224,3 +253,35 @@ def test_a_printed_epsilon_is_not_below_the_computed_one(epsilon) -> None:
 )
 def test_four_digits_rounded_up(epsilon, printed) -> None:
     assert guarantee.format_epsilon(epsilon) == printed
+
+
+@some(20)
+@given(st.one_of(split_events(True), split_events(False)))
+def test_looking_in_between_changes_nothing(events) -> None:
+    whole, looks = events
+    composition = pld.Composition()
+    for look in looks:
+        guarantee.bound(look, 1e-5, composition=composition)
+    epsilon = guarantee.bound(whole, 1e-5, composition=composition).epsilon
+    assert epsilon == pytest.approx(guarantee.bound(whole, 1e-5).epsilon, rel=1e-9)
+
+
+@some(10)
+@given(split_events(True), st.randoms(use_true_random=False))
+def test_steps_may_be_split_in_any_way(events, random) -> None:
+    """One event of n steps costs as much as several that have n together."""
+    whole, _ = events
+    parts = []
+    for e in whole:
+        cut = random.randint(0, e.steps)
+        parts += [Event(**{**vars(e), "steps": n}) for n in (cut, e.steps - cut)]
+    composition = pld.Composition()
+    for end in range(1, len(parts) + 1):
+        epsilon = guarantee.bound(parts[:end], 1e-5, composition=composition).epsilon
+    assert epsilon == pytest.approx(guarantee.bound(whole, 1e-5).epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("batching", ["shuffled", "poisson", "fixed_size"])
+def test_steps_whose_noise_is_not_recorded_are_not_free(batching) -> None:
+    event = Event("gradients", 0, None, 3, batching, None if batching == "shuffled" else 0.01)
+    assert guarantee.bound([event], 1e-5).epsilon == math.inf
