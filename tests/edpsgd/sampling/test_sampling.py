@@ -307,36 +307,6 @@ def test_a_sampler_moved_behind_the_optimizer_is_noticed() -> None:
         optimizer.step()
 
 
-def test_a_resumed_epoch_is_within_its_budget_with_and_without_set_epoch() -> None:
-    budget = edpsgd.Budget(4.4, 1e-5)  # one pass at multiplier 1
-    batches = edpsgd.ShuffledBatches(20, 2)
-    optimizer = private(Bag((5,)), batches=batches, budget=budget)
-    optimizer.set_epoch(0)
-    for _ in zip(range(4), batches, strict=False):
-        optimizer.step()
-    state = copy.deepcopy(optimizer.state_dict())
-    for calls_set_epoch in (True, False):
-        again = edpsgd.ShuffledBatches(20, 2)
-        resumed = private(Bag((5,)), batches=again, budget=budget)
-        resumed.load_state_dict(state)
-        if calls_set_epoch:
-            resumed.set_epoch(0)
-        for _ in again:
-            resumed.step()
-        assert [e.steps for e in resumed.ledger.events if e.steps] == [10]
-
-
-def test_an_exhausted_budget_names_its_conditions() -> None:
-    optimizer = private(Bag((5,)), layer_scaling=edpsgd.FirstStepNorms(), budget=edpsgd.Budget(4.4, 1e-5))
-    for epoch in range(2):
-        optimizer.set_epoch(epoch)
-        if epoch == 0:
-            optimizer.step()
-            optimizer.step()
-    with pytest.raises(edpsgd.BudgetExhausted, match=r"(?s)raw first-step norms.*no sampler vouches"):
-        optimizer.step()
-
-
 def test_nothing_of_the_example_stays_in_an_empty_batch() -> None:
     def joined(examples):
         batch = collections.defaultdict(list)
