@@ -8,20 +8,8 @@ from edpsgd.accounting import (
     gaussian_epsilon,
 )
 from edpsgd.ledger import guarantee
-from edpsgd.ledger.events import Event
 from edpsgd.ledger.records import BatchesRecord, RunRecord
-
-
-def gradients(epoch: int | None = 0, z: float | None = 2.0, steps: int = 10, **more) -> Event:
-    return Event("gradients", epoch, z, steps, **{"batching": "shuffled", **more})
-
-
-def poisson(epoch: int | None = 0, z: float = 1.0, steps: int = 10, rate: float = 0.1) -> Event:
-    return gradients(epoch, z, steps, batching="poisson", sampling_rate=rate)
-
-
-def norms(z: float, batching: str = "unvouched") -> Event:
-    return Event("layer_norms", None, z, 1, batching)
+from tests.helpers.events import gradients, norms, poisson
 
 
 def test_unvouched() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -13,49 +11,9 @@ import edpsgd
 from edpsgd import Ledger, LedgerError
 from edpsgd.ledger import BLOCK, Event
 from edpsgd.ledger.content import Content
-from edpsgd.ledger.file import _chain
 from edpsgd.ledger.records import RunRecord
 from tests.helpers.common import Bag, private
-
-
-def forged(path: Path, *records: dict) -> Path:
-    """Lines with the right checksums."""
-    digest = ""
-    with open(path, "w") as file:
-        for record in records:
-            digest = _chain(digest, record)
-            file.write(json.dumps({**record, "digest": digest}) + "\n")
-    return path
-
-
-def event(**values: object) -> dict:
-    full = {"kind": "gradients", "epoch": 0, "noise_multiplier": 1.0, "steps": 3, "batching": "shuffled"}
-    return {"index": 0, "event": {**full, "sampling_rate": None, **values}}
-
-
-def stepped(path: Path, steps: int):
-    optimizer = private(Bag((5,)), ledger=path)
-    optimizer.set_epoch(0)
-    for _ in range(steps):
-        optimizer.step()
-    return optimizer
-
-
-def charge(ledger: Ledger, epoch: int | None, steps: int, z: float = 1.0) -> None:
-    ledger.open_epoch(epoch)
-    for _ in range(steps):
-        ledger.charge(z)
-
-
-@pytest.fixture
-def written(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.begin_run({"clip_norm": 1.0})
-    charge(ledger, 0, 3)
-    charge(ledger, 1, 2)
-    ledger.close()
-    return path
+from tests.helpers.ledgers import event, forged, stepped
 
 
 def test_resume_takes_the_larger_count(tmp_path) -> None:

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 import edpsgd
 from edpsgd import Ledger, LedgerError
-from edpsgd.ledger.file import _chain
-
-
-def forged(path: Path, *records: dict) -> Path:
-    """Lines with the right checksums."""
-    digest = ""
-    with open(path, "w") as file:
-        for record in records:
-            digest = _chain(digest, record)
-            file.write(json.dumps({**record, "digest": digest}) + "\n")
-    return path
-
-
-def event(**values: object) -> dict:
-    full = {"kind": "gradients", "epoch": 0, "noise_multiplier": 1.0, "steps": 3, "batching": "shuffled"}
-    return {"index": 0, "event": {**full, "sampling_rate": None, **values}}
-
+from tests.helpers.ledgers import event, forged
 
 WRONG = {
     "steps": [-5, 1.5, True, 2**60, 10**400, float("nan"), "3", None],

@@ -18,18 +18,7 @@ from edpsgd.accounting import (
 from edpsgd.ledger import guarantee
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.records import RunRecord
-
-
-def gradients(epoch: int | None = 0, z: float | None = 2.0, steps: int = 10, **more) -> Event:
-    return Event("gradients", epoch, z, steps, **{"batching": "shuffled", **more})
-
-
-def poisson(epoch: int | None = 0, z: float = 1.0, steps: int = 10, rate: float = 0.1) -> Event:
-    return gradients(epoch, z, steps, batching="poisson", sampling_rate=rate)
-
-
-def norms(z: float, batching: str = "unvouched") -> Event:
-    return Event("layer_norms", None, z, 1, batching)
+from tests.helpers.events import gradients, norms, poisson
 
 
 def epsilons(report: guarantee.Report) -> dict[str, float]:
@@ -57,6 +46,9 @@ def split_events(draw, poisson: bool):
         if draw(st.booleans())
     ]
     return whole, looks
+
+
+DELTA = 1e-5
 
 
 def test_shuffled() -> None:
@@ -219,3 +211,20 @@ def test_steps_may_be_split_in_any_way(events, random) -> None:
 def test_steps_whose_noise_is_not_recorded_are_not_free(batching) -> None:
     event = Event("gradients", 0, None, 3, batching, None if batching == "shuffled" else 0.01)
     assert guarantee.bound([event], 1e-5).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("run", "neighbours"),
+    [
+        ({"workers": 1, "batches": {"micro_batches": 1}}, "add or remove one example"),
+        ({"workers": 1, "batches": {"micro_batches": 2}}, "blank one example, its index stays"),
+        ({"workers": 2, "batches": {"micro_batches": 1}}, "blank one example, its index stays"),
+        ({"workers": 2, "batches": {"micro_batches": 2, "slots": "drawn"}}, "add or remove one example"),
+        ({"workers": 2, "unit": "example", "batches": {"micro_batches": None}}, "add or remove one example"),
+    ],
+)
+def test_ledgers_in_which_slots_followed_the_index_say_so(run, neighbours) -> None:
+    run = {"unit": "micro_batch", **run}
+    run["batches"] = {"kind": "poisson", "seeded": False, "order_compared": True, **run["batches"]}
+    event = Event("gradients", 0, 1.0, 3, "poisson", 0.1)
+    assert guarantee.bound([event], DELTA, [RunRecord.from_settings(run)]).neighbours == neighbours

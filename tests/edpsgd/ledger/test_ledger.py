@@ -17,6 +17,7 @@ import edpsgd
 from edpsgd import Ledger, LedgerError
 from edpsgd.ledger import BLOCK, Event
 from tests.helpers.common import Bag, Spy, private
+from tests.helpers.ledgers import charge
 from tests.helpers.paths import ROOT
 
 
@@ -28,12 +29,6 @@ def steps_in(path) -> list[int]:
         if "event" in record:
             found[record["index"]] = record["event"]["steps"]
     return [found[index] for index in sorted(found)]
-
-
-def charge(ledger: Ledger, epoch: int | None, steps: int, z: float = 1.0) -> None:
-    ledger.open_epoch(epoch)
-    for _ in range(steps):
-        ledger.charge(z)
 
 
 def test_every_set_epoch_opens_an_event() -> None:
@@ -134,17 +129,6 @@ def test_copies_leave_the_file_to_the_original(tmp_path) -> None:
     twin.step()
     assert (tmp_path / "ledger.jsonl").stat().st_size == size
     assert sum(e.steps for e in twin.ledger.events) == 2
-
-
-@pytest.fixture
-def written(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.begin_run({"clip_norm": 1.0})
-    charge(ledger, 0, 3)
-    charge(ledger, 1, 2)
-    ledger.close()
-    return path
 
 
 class ReadsBeforeTheSum(Spy):
