@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edpsgd import accounting, planning
-from edpsgd.planning import Training
+import edpsgd
+from edpsgd import (
+    accounting,
+    planning,
+)
+from edpsgd.planning import Training, as_if
+from tests.helpers.user_ledgers import user_ledger
 
 
 def test_steps_rate_and_noise_of_a_training() -> None:
@@ -37,3 +42,14 @@ def test_the_curve_ends_at_the_target() -> None:
     assert (ends[-1], len(ends)) == (50, 20)
     assert epsilons == sorted(epsilons)
     assert epsilons[-1] == pytest.approx(8, rel=1e-5)
+
+
+def test_what_a_larger_run_would_cost() -> None:
+    """Table 2's first row from a run with 100 users a round and the same noise on the mean: σ = 0.003, S = 15."""
+    small = user_ledger("poisson", 100 / 763430, 0.003 * 100 / 15, 5000, users=763430)
+    large = user_ledger("poisson", 5000 / 763430, 1.0, 5000)
+    assert as_if(small, 1e-9, users=763430, cohort=5000) == pytest.approx(float(large.epsilon(1e-9)), rel=1e-6)
+    with pytest.raises(ValueError, match="cohort must be > 0"):
+        as_if(small, 1e-9, users=10, cohort=11)
+    with pytest.raises(edpsgd.LedgerError, match="PoissonUsers"):
+        as_if(user_ledger("fixed_size", 0.1, 1.0, 5), 1e-9, users=100, cohort=10)

@@ -21,8 +21,6 @@ RUN = {
     "sensitivity": 1.5,
     "batches": None,
 }
-
-
 SHUFFLED = {
     "kind": "shuffled",
     "examples": 1000,
@@ -32,8 +30,6 @@ SHUFFLED = {
     "seeded": False,
     "order_compared": True,
 }
-
-
 POISSON = {
     "kind": "poisson",
     "examples": 1234,

@@ -7,11 +7,7 @@ import json
 from edpsgd import cli
 
 TRAINING = ["--delta", "1e-5", "--examples", "8000", "--batch", "80"]
-
-
 PLAN = ["plan", "--epsilon", "8", *TRAINING, "--epochs", "20"]
-
-
 EPSILON = ["epsilon", "--noise", "1", *TRAINING, "--epochs", "1"]
 
 

@@ -16,8 +16,6 @@ from edpsgd.accounting.pld import Composition, Steps
 from tests.helpers.one_step import removing_once
 
 FORGOTTEN = [Steps(1.0, 0.01, 1000)], Steps(0.004, 5e-7, 1)  # hardly any noise, hardly any draws
-
-
 LAST_DIGITS = 0.01  # relative: bounds of two lists are rounded up by different amounts
 
 
@@ -30,14 +28,8 @@ def powers(low: float, high: float):
 
 
 noises, rates, deltas = powers(1e-3, 1e5), powers(1e-9, 1.0) | st.just(1.0), powers(1e-15, 0.3)
-
-
 single_steps = st.builds(Steps, noises, rates, st.integers(1, 30))
-
-
 hardly_seen = st.builds(Steps, powers(1e-3, 0.02), powers(1e-9, 1e-5), st.just(1))
-
-
 mixtures = st.lists(single_steps | hardly_seen, min_size=1, max_size=20)
 
 

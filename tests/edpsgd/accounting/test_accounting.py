@@ -34,8 +34,6 @@ NOISE_FUNCTIONS = {
     "poisson_epsilon": lambda z: poisson_epsilon([1.0, z], 0.1, 10, 1e-5),
     "moments_epsilon": lambda z: moments_epsilon(z, 0.1, 10, 1e-5),
 }
-
-
 DELTA_FUNCTIONS = {
     "zcdp_epsilon": lambda delta: zcdp_epsilon(1.0, delta),
     "gaussian_epsilon": lambda delta: gaussian_epsilon([1.0], delta),
@@ -43,8 +41,6 @@ DELTA_FUNCTIONS = {
     "moments_epsilon": lambda delta: moments_epsilon(1.0, 0.1, 10, delta),
     "calibrate": lambda delta: calibrate(1.0, delta, 10),
 }
-
-
 RATE_FUNCTIONS = {
     "poisson_epsilon": lambda rate: poisson_epsilon([1.0], rate, 10, 1e-5),
     "moments_epsilon": lambda rate: moments_epsilon(1.0, rate, 10, 1e-5),

@@ -19,8 +19,6 @@ from edpsgd.accounting import (
 )
 
 noises = st.floats(0.05, 50.0)
-
-
 deltas = st.floats(-12.0, -1.0).map(lambda exponent: 10.0**exponent)
 
 

@@ -16,8 +16,6 @@ from edpsgd.accounting import loss_transform, pld
 from edpsgd.accounting.pld import Composition, Steps
 
 THREE_DIGITS = 5e-4  # relative
-
-
 # Found by a random search: few steps of rare examples, where a loss distribution has hardly any middle.
 KNOWN_AS_HARD = [
     ([Steps(1.0, 1e-3, 1)], 1e6**-1.1),

@@ -18,18 +18,12 @@ from edpsgd.ledger.records import MARKS, BatchesRecord, RunRecord
 from tests.helpers.common import Bag, private
 
 WORDS = st.text(max_size=8)
-
-
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**20), 10**20)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=6,
 )
-
-
 OF_TYPE = {
     "str | None": st.none() | WORDS,
     "int | None": st.none() | st.integers(0, 10**9),
@@ -39,11 +33,7 @@ OF_TYPE = {
     "str": WORDS.filter(lambda text: not text.endswith(", changed")),
     "tuple[int, int] | None": st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99)),
 }
-
-
 SCALES = st.dictionaries(WORDS, NUMBERS, max_size=3)
-
-
 MEASURED = st.builds(FirstStepNorms, st.none() | st.floats(1e-6, 1e6))
 
 
@@ -59,11 +49,7 @@ def records(kind: type, **special: st.SearchStrategy) -> st.SearchStrategy:
 
 
 ANY_SCALES = st.none() | SCALES | MEASURED
-
-
 ANY_BATCHES = st.none() | records(BatchesRecord)
-
-
 RUNS = records(RunRecord, layer_scaling=ANY_SCALES, batches=ANY_BATCHES)
 
 
