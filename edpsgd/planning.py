@@ -87,7 +87,7 @@ class Training:
         return ends, [accounting.compose(steps[:end], self.delta, rough) for end in ends]
 
     def data(self) -> dict[str, Any]:
-        """All of it, JSON-ready."""
+        """The training as JSON-ready data."""
         return {**vars(self), "steps_per_epoch": self.steps, "sampling_rate": self.rate}
 
     def lines(self) -> list[str]:
@@ -121,7 +121,7 @@ class Schedule:
         return math.fsum(self.z) / len(self.z)
 
     def data(self, training: Training) -> dict[str, Any]:
-        """All of it, JSON-ready."""
+        """The schedule as JSON-ready data, with its noise in this training."""
         bounds = []
         for bound in self.report.bounds:
             bounds.append({"epsilon": bound.epsilon, "method": bound.method, "neighbours": bound.neighbours})

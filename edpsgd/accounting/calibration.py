@@ -141,7 +141,7 @@ def _mu_for(epsilon: float, delta: float) -> float:
 
 
 def _mu_for_zcdp(epsilon: float, delta: float) -> float:
-    """The same by the paper's bound: μ = √(2ρ), with ε = ρ + 2·√(ρ·ln(1/δ)) solved for ρ."""
+    """The μ whose ε by the paper's bound is this one: μ = √(2ρ), with ε = ρ + 2·√(ρ·ln(1/δ)) solved for ρ."""
     log = math.log(1 / delta)
     return math.sqrt(2) * epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))
 

@@ -246,5 +246,5 @@ def _transform_size(least: float) -> int:
 
 
 def round_down(value: float, base: float = 2.0) -> float:
-    """To a power, so that a list that grows keeps its grid for a while."""
+    """The next lower power of the base, so that a list that grows keeps its grid for a while."""
     return float(base ** math.floor(math.log(value, base)))

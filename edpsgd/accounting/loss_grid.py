@@ -161,7 +161,7 @@ def _loss_range(z: float, q: float, sign: int, cut: float, top: float) -> tuple[
 
 
 def _probabilities(x: Array, z: float, q: float) -> tuple[Array, Array]:
-    """Of the output being between neighbouring entries of x, if the example is not there and if it may be."""
+    """The probabilities of outputs between neighbouring entries of x: without the example, and if it may be there."""
     without = between(x / z)
     return without, (1.0 - q) * without + q * between((x - 1.0) / z)
 

@@ -229,7 +229,7 @@ def _product(spectra: list[Spectrum]) -> Spectrum:
 
 
 def _power(spectrum: Spectrum, exponent: int) -> Spectrum:
-    """By squaring: many times faster than numpy's complex power."""
+    """The spectrum to a power, elementwise, by squaring: many times faster than numpy's complex power."""
     result = None
     while exponent:
         if exponent & 1:

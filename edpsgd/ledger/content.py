@@ -41,7 +41,7 @@ class Content:
         return cls([RunRecord.parse(run) for run in runs], [Event.parse(event) for event in events])
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON-ready data, which ``parse`` reads."""
+        """The content as JSON-ready data, which ``parse`` reads."""
         return {
             "format": FORMAT,
             "runs": [run.to_json() for run in self.runs],

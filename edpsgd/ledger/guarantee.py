@@ -197,7 +197,7 @@ def _passes(charged: Sequence[Event]) -> list[float]:
 
 
 def _every_step(charged: Sequence[Event]) -> list[float]:
-    """The same if each step is a pass of its own."""
+    """The noise multiplier of each event as one release, if each of its steps is a pass of its own."""
     return [_noise(event) / math.sqrt(event.steps) for event in charged]
 
 

@@ -100,7 +100,7 @@ _FIELD_TYPES: dict[type[Any], dict[str, tuple[Any, ...]]] = {}  # by class of re
 
 
 def _field_types(record: type[Any]) -> dict[str, tuple[Any, ...]]:
-    """Of each field, the types that its values may have."""
+    """The types that the values of each field may have, by the names of the fields."""
     if record not in _FIELD_TYPES:
         _FIELD_TYPES[record] = _find_field_types(record)
     return _FIELD_TYPES[record]

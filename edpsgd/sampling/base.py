@@ -111,7 +111,7 @@ class Batches(Sampler[list[int]]):
 
     @property
     def _batches_per_step(self) -> int:
-        """Of this worker, before those of a step are put together."""
+        """How many batches of this worker a step has, also where they are handed out as one."""
         return self.micro_batches or 1
 
     def __iter__(self) -> Iterator[list[int]]:

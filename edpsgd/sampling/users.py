@@ -62,7 +62,7 @@ class Users(Batches):
         return super()._prepare()
 
     def _order_digest(self, examples: object) -> bytes | None:
-        """Of the users' numbers of examples, if they were given."""
+        """A digest of the users' numbers of examples, if they were given, to see that all workers have the same."""
         return super()._order_digest(self._counts)
 
     def _compare_order(self, digests: Sequence[bytes | None]) -> None:

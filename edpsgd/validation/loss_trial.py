@@ -78,7 +78,7 @@ class LossTrial:
 
     @property
     def tolerance(self) -> float:
-        """Of losses, relative to their size."""
+        """The largest change of a loss that counts as rounding, relative to its size."""
         return self._given_tolerance or _TOLERANCES[self._training.watch.precision][0]
 
     @property
@@ -145,7 +145,7 @@ class LossTrial:
     def _gradient_change_by_rounding(
         self, number: int, seed: int, alone: list[torch.Tensor], leaves: list[torch.Tensor]
     ) -> float:
-        """The same of its gradient: the length of the change."""
+        """The length of the change of an example's own gradient if moved weights change by rounding; else 0."""
         if not self._are_weights_moved:
             return 0.0
         with rounded_otherwise(self._modules, self._training.watch.precision, seed):
