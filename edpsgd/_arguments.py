@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import numpy as np
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Refuses what is not an int, or less than it may be."""
+    """Refuses what is not an int >= ``least``; a bool is none.
+
+    Raises:
+        ValueError: naming the argument, what was given and what is allowed.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an int >= {least}, got {shown(value)}")
 
 
 def check_number(name: str, value: object, low: float, *, strict: bool) -> None:
-    """Refuses what is not a finite number above ``low``, or also ``low`` itself if not ``strict``."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not (is_number and (value > low if strict else value >= low)):  # type: ignore[operator]
-        raise ValueError(f"{name} must be a finite number {'>' if strict else '>='} {low:g}, got {shown(value)}")
+    """Refuses what is not a finite int or float > ``low``, or >= ``low`` if not ``strict``.
+
+    Raises:
+        ValueError: naming the argument, what was given and what is allowed.
+    """
+    sign = ">" if strict else ">="
+    if not _is_finite_number(value) or value < low or (strict and value == low):
+        raise ValueError(f"{name} must be a finite number {sign} {low:g}, got {shown(value)}")
+
+
+def _is_finite_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_seed(seed: object) -> None:
@@ -27,13 +40,15 @@ def check_seed(seed: object) -> None:
 
 
 def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Refuses what is not among the values that are allowed."""
+    """Refuses what is not among the allowed values; the error shows it, so that it must be no private text."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def shown(value: object) -> str:
-    """For an error: a number as it is, of anything else only the kind, as it may hold private text.
+    """What an error says of a value: a number or None as it is, of anything else only its type.
+
+    Anything else may hold private text.
 
     Example:
         >>> shown(-1), shown(["call anna"])
@@ -46,5 +61,6 @@ UNITS = ("micro_batch", "example", "user")
 
 
 def is_real_number(value: object) -> bool:
+    """Whether it is a number of Python or numpy, infinite ones included, and neither NaN nor a bool."""
     is_real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return is_real and not math.isnan(float(value))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ _JOINERS = "\u200c\u200d"  # parts of words in Persian and Hindi, and of emoji
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""The same with control, format and line-separating characters spelled out.
+    r"""The text with control, format and line-separating characters spelled out.
 
     These are C0 and C1 controls, such as the escape of a terminal, marks that turn the direction of writing, and halves
     of characters.
@@ -27,19 +27,25 @@ def visible(text: str, keep: str = "") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if one in keep or not _is_hidden(one) else _spelled(one) for one in text)
+    characters = []
+    for character in text:
+        is_shown = character in keep or not _is_hidden(character)
+        characters.append(character if is_shown else _spelled(character))
+    return "".join(characters)
 
 
 def _is_hidden(character: str) -> bool:
+    """Whether a terminal or page would act on the character instead of showing it."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
 
 
 def _spelled(character: str) -> str:
+    """The character as Python spells it in a literal."""
     return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def json_ready(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON does not have: they become strings.
+    """The data as dicts, lists and numbers; NaN and infinities, which JSON does not have, become strings.
 
     Example:
         >>> json_ready({"epsilon": float("inf"), "steps": (1, 2)})
@@ -49,7 +55,9 @@ def json_ready(value: Any) -> Any:
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_ready(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
@@ -62,7 +70,11 @@ def json_text(data: Any, indent: int | None = None) -> str:
     text = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False)
     if text.isascii() and "\x7f" not in text:
         return text
-    return "".join(one if one == "\n" or not _is_hidden(one) else json.dumps(one)[1:-1] for one in text)
+    characters = []
+    for character in text:
+        is_shown = character == "\n" or not _is_hidden(character)
+        characters.append(character if is_shown else json.dumps(character)[1:-1])
+    return "".join(characters)
 
 
 def markdown(text: str) -> str:

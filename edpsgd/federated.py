@@ -51,7 +51,7 @@ class FedAvg:
         check_count("epochs of FedAvg", self.epochs)
 
     def batches(self, data: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
-        """All that the user trains on, in order."""
+        """All batches that the user trains on, in order: those of ``data``, which is asked anew in every pass."""
         for _ in range(self.epochs):
             yield from data()
 
@@ -92,7 +92,7 @@ class Federated:
         users: the PoissonUsers or FixedSizeUsers who are drawn from.
         local: what a user does, FedAvg(...) or FedSGD(...).
         clip_norm: S, the largest norm of a user's update. ``optimizer.clip_norm`` may be changed between rounds.
-        noise_multiplier: z, the noise's std over how far one user can move the sum: S with PoissonUsers, 2S with
+        noise_multiplier: z, the noise's std over the sensitivity of the sum to one user: S with PoissonUsers, 2S with
             FixedSizeUsers or a ClippedDenominator. 0 switches the noise off.
         clipping: "flat", or "per_layer" for each of the m parameter tensors at S/√m.
         noise_placement, collective, seed, ledger, budget: as for PrivateOptimizer.
@@ -131,7 +131,8 @@ class Federated:
         if not isinstance(local, FedAvg | FedSGD):
             raise ValueError(f"local must be FedAvg(...) or FedSGD(...), got {local!r}")
         self.model, self.users, self.local = model, users, local
-        self._collective, self._clipping = resolve(collective), clipping
+        self._collective = resolve(collective)
+        self._clipping = clipping
         self.optimizer = PrivateOptimizer(
             server,
             model.named_parameters(),
@@ -146,9 +147,10 @@ class Federated:
             batches=users,
             budget=budget,
         )
-        self._drawn: Iterator[list[int]] | None = None
-        self._asked: tuple[tuple[int, int], float] | None = None  # a round, and what all of its users weigh
-        self._moves = users.moves
+        self._rounds: Iterator[list[int]] | None = None  # this worker's users, round by round
+        self._moves = users.moves  # when the iterator was made
+        # A round, by the sampler's moves and position, and the weight of all its users.
+        self._gathered: tuple[tuple[int, int], float] | None = None
 
     def round(self, data: Callable[[int], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor]) -> None:
         """One round: draws users, trains each on their own data, and updates the model with the noised mean.
@@ -167,7 +169,7 @@ class Federated:
             self.optimizer.step()
         except BaseException:  # if nothing was released, the same round can be tried again
             self.optimizer.abandon()
-            self._drawn = None
+            self._rounds = None
             raise
 
     def _draw(self) -> list[int]:
@@ -176,30 +178,36 @@ class Federated:
         epoch = self.optimizer.epoch
         if epoch is None or self.users.position >= self.users.steps_per_epoch:
             self.optimizer.set_epoch(0 if epoch is None else epoch + 1)
-        if self._drawn is None or self._moves != self.users.moves:
-            self._drawn, self._moves = iter(self.users), self.users.moves
-        return next(self._drawn)
+        if self._rounds is None or self._moves != self.users.moves:
+            self._rounds, self._moves = iter(self.users), self.users.moves
+        return next(self._rounds)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn": None, "_asked": None}
+        return {**self.__dict__, "_rounds": None, "_gathered": None}
 
     def _share(self, drawn: Sequence[int]) -> float:
-        """What contributions are multiplied by; only a denominator that follows the draw asks the other workers.
+        """What contributions are multiplied by, in (0, 1]; other workers are asked only if it follows the draw.
 
-        It asks once for a round, as the others do not ask again when this worker tries one again.
+        They are asked once for a round, as they do not ask again when this worker tries one again.
         """
-        own = math.fsum(self.users.weight(user) for user in drawn)
+        own_weight = math.fsum(self.users.weight(user) for user in drawn)
         if not self.users.follows_draw:
-            return self.users.share(own)
-        which = (self.users.moves, self.users.position)
-        if self._asked is None or self._asked[0] != which:
-            self._asked = which, math.fsum(self._collective.gather(own))
-        return self.users.share(self._asked[1])
+            return self.users.share(own_weight)
+        this_round = (self.users.moves, self.users.position)
+        if self._gathered is None or self._gathered[0] != this_round:
+            self._gathered = this_round, math.fsum(self._collective.gather(own_weight))
+        _, weight = self._gathered
+        return self.users.share(weight)
 
     def _train(
         self, data: Callable[[], Iterable[Batch]], loss: Callable[[Batch], torch.Tensor], weight: float
     ) -> torch.Tensor | None:
         """Leaves the user's clipped and weighted update in .grad, with the opposite sign, and the model as it was.
+
+        Args:
+            data: the user's batches.
+            loss: of the model on a batch.
+            weight: what the clipped update is multiplied by.
 
         Returns:
             Whether any of the user's steps had to be brought back into the ball, on the device; None without a batch.
@@ -212,33 +220,37 @@ class Federated:
                 gradients = torch.autograd.grad(loss(batch), parameters, allow_unused=True, materialize_grads=True)
                 clips = self._descend(parameters, start, gradients)
                 was_clipped = clips if was_clipped is None else was_clipped | clips
-            moved = torch._foreach_sub(start, [p.detach() for p in parameters])
-            self._clip(moved)  # once more: in half precision, the last step into the ball is rounded
+            difference = torch._foreach_sub(start, [p.detach() for p in parameters])
+            self._clip(difference)  # once more: in half precision, the last step into the ball is rounded
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, start)
         if was_clipped is None:  # no data: an empty unit
             return None
-        for parameter, difference in zip(parameters, torch._foreach_mul(moved, weight), strict=True):
-            parameter.grad = difference
+        for parameter, weighted in zip(parameters, torch._foreach_mul(difference, weight), strict=True):
+            parameter.grad = weighted
         return was_clipped
 
     @torch.no_grad()
     def _descend(
         self, parameters: list[torch.Tensor], start: list[torch.Tensor], gradients: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """A step of SGD, then back into the ball around where the user started; whether that was needed."""
+        """A step of SGD, then back into the ball of radius S around where the user started.
+
+        Returns:
+            Whether that was needed, a scalar on the device.
+        """
         torch._foreach_add_(parameters, gradients, alpha=-self.local.learning_rate)
-        moved = torch._foreach_sub(parameters, start)
-        factors = self._clip(moved)
-        torch._foreach_copy_(parameters, torch._foreach_add(start, moved))
+        difference = torch._foreach_sub(parameters, start)
+        factors = self._clip(difference)
+        torch._foreach_copy_(parameters, torch._foreach_add(start, difference))
         return (factors < 1.0).any()
 
     @torch.no_grad()
-    def _clip(self, moved: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """To the clip norm, in place; the factor of each layer."""
-        norms = tensors.layer_norms(moved, moved[0].device)
-        clip = clipping.per_layer_factors if self._clipping == "per_layer" else clipping.flat_factor
-        factors = clip(norms, self.optimizer.clip_norm, None).expand(len(moved))
-        torch._foreach_mul_(moved, [factor.to(part) for factor, part in zip(factors.unbind(), moved, strict=True)])
+    def _clip(self, update: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Clips an update to the clip norm, in place, and returns the factor of each layer, (layers,)."""
+        norms = tensors.layer_norms(update, update[0].device)
+        factors_of = clipping.per_layer_factors if self._clipping == "per_layer" else clipping.flat_factor
+        factors = factors_of(norms, self.optimizer.clip_norm, None).expand(len(update))
+        torch._foreach_mul_(update, [factor.to(part) for factor, part in zip(factors.unbind(), update, strict=True)])
         return factors

@@ -1,4 +1,8 @@
-"""Files that may be hostile or damaged: regular ones only, read within bounds, written for their owner alone."""
+"""Files that may be hostile or damaged: regular ones only, read within bounds, written for their owner alone.
+
+What is written replaces the old file or folder in one step, and is on disk before that: after a crash there is the old
+one or the new one, whole.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterator
@@ -36,7 +41,7 @@ def open_regular(path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o600) -> 
 
 
 def open_bytes(path: AnyPath) -> BinaryIO:
-    """The same, as a file to read."""
+    """A regular file, open for reading bytes; anything else is an OSError."""
     return open(open_regular(path), "rb")
 
 
@@ -74,7 +79,7 @@ def read_bytes(path: AnyPath, limit: int = LIMIT) -> bytes:
 
 
 def read_text(path: AnyPath, limit: int = LIMIT) -> str:
-    """The same as UTF-8; ends of lines are as they are."""
+    """All of a file as text in UTF-8; ends of lines are as they are, and a file beyond the limit is an OSError."""
     return read_bytes(path, limit).decode()
 
 
@@ -84,7 +89,7 @@ def read_json(path: AnyPath, limit: int = LIMIT) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The same of a text."""
+    """The JSON of a text; what is no JSON, or nested too deep, is a ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -113,19 +118,67 @@ class LongLine(ValueError):
 
 
 def write_text(path: AnyPath, text: str) -> None:
-    """Whoever reads the file finds the old text or the new one, whole; only the owner can read it."""
+    """Replaces the text of a file, or makes it: whoever reads it finds the old text or the new one, whole.
+
+    Only the owner can read the file.
+    """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    # The name is unlike any other: several processes may write the same file.
+    with replaced_file(path, path.with_name(f".{path.name}.{uuid.uuid4().hex}")) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+
+
+@contextlib.contextmanager
+def replaced_file(path: Path, temporary: Path) -> Iterator[Path]:
+    """What the block writes into the temporary file takes the place of ``path`` afterwards, whole and on disk.
+
+    If the block fails, the old file stays as it was, and the temporary one is removed.
+
+    Args:
+        path: the file to replace, or to make.
+        temporary: a name in the same folder; a file that a killed process left there is removed first.
+    """
+    try:
         temporary.unlink(missing_ok=True)
+        yield temporary
+        temporary.chmod(0o600)
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replaced_folder(path: Path, temporary: Path) -> Iterator[Path]:
+    """The folder that the block fills is called ``path`` afterwards, and is on disk with its new name.
+
+    If anything fails, the temporary folder is removed. The files in it are the block's to put on disk.
+
+    Args:
+        path: a name that no other folder has.
+        temporary: a name beside it; a folder that a killed process left there is removed first.
+    """
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def sync(path: AnyPath) -> None:
+    """Returns when a file, or the names in a folder, are on disk, and not only with the operating system."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def append_line(path: AnyPath, text: str) -> None:

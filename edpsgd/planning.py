@@ -22,7 +22,18 @@ _CURVE_POINTS = 20
 
 @dataclass(frozen=True)
 class Training:
-    """What a planned training looks like from outside."""
+    """What a planned training looks like from outside.
+
+    Attributes:
+        delta: δ of the ε to plan for.
+        examples: size of the data set.
+        batch: examples in a step, over all workers; with Poisson sampling, the expected number.
+        epochs: passes over the data.
+        workers: N.
+        micro_batches: K, per worker and step.
+        sampling: "shuffled" or "poisson".
+        unit: what is clipped, "micro_batch" or "example".
+    """
 
     delta: float
     examples: int
@@ -35,7 +46,7 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
+        """Steps of an epoch; the last one may be smaller."""
         return math.ceil(self.examples / self.batch)
 
     @property
@@ -44,7 +55,10 @@ class Training:
         return self.batch / self.examples
 
     def noise_std(self, z: float) -> float:
-        """Per coordinate of the mean gradient, at clip norm 1: sensitivity times z over the divisor (sections 2, 3)."""
+        """Std of the noise on each coordinate of the mean gradient, at clip norm 1.
+
+        It is sensitivity times z over the divisor (privacy.md sections 2 and 3).
+        """
         given = self.batch if self.unit == "example" else None
         divisor = sensitivity.public_divisor(given, self.workers, self.micro_batches)
         return sensitivity.noise_on_mean(sensitivity.sum_sensitivity(self.unit, 1.0), z, divisor)
@@ -57,19 +71,27 @@ class Training:
         return Schedule(name, z, report(events, self.delta, [RunRecord(unit=self.unit)]))
 
     def cumulative(self, z: Sequence[float]) -> tuple[list[int], list[float]]:
-        """ε after some of the epochs, for a curve: with Poisson sampling not to the last digit."""
+        """ε after some of the epochs, for a curve: with Poisson sampling not to the last digit.
+
+        Args:
+            z: noise multipliers by epoch.
+
+        Returns:
+            Numbers of epochs, at most twenty, and ε after so many.
+        """
         ends = sorted({math.ceil(self.epochs * i / _CURVE_POINTS) for i in range(1, _CURVE_POINTS + 1)})
         if self.sampling == "shuffled":
             return ends, [accounting.gaussian_epsilon(z[:end], self.delta) for end in ends]
-        rough, steps = Composition(100 * pld.TOLERANCE), [Steps(value, self.rate, self.steps) for value in z]
+        rough = Composition(100 * pld.TOLERANCE)
+        steps = [Steps(value, self.rate, self.steps) for value in z]
         return ends, [accounting.compose(steps[:end], self.delta, rough) for end in ends]
 
     def data(self) -> dict[str, Any]:
-        """All of it, JSON-ready."""
+        """The training as JSON-ready data."""
         return {**vars(self), "steps_per_epoch": self.steps, "sampling_rate": self.rate}
 
     def lines(self) -> list[str]:
-        """The same, to print."""
+        """The training in a few lines, to print."""
         word = "sampling rate" if self.sampling == "poisson" else "share of the examples in a step"
         size = f"{self.examples} examples, {self.batch} in a step, {self.workers} workers, {self.micro_batches} "
         return [
@@ -81,7 +103,13 @@ class Training:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Noise multipliers by epoch, and what they amount to."""
+    """Noise multipliers by epoch, and what they amount to.
+
+    Attributes:
+        name: of the decay.
+        z: noise multipliers by epoch.
+        report: ε of the whole training by every method.
+    """
 
     name: str
     z: list[float]
@@ -89,12 +117,14 @@ class Schedule:
 
     @property
     def mean(self) -> float:
-        """Of the multipliers."""
+        """The mean of the multipliers over the epochs."""
         return math.fsum(self.z) / len(self.z)
 
     def data(self, training: Training) -> dict[str, Any]:
-        """All of it, JSON-ready."""
-        bounds = [{"epsilon": b.epsilon, "method": b.method, "neighbours": b.neighbours} for b in self.report.bounds]
+        """The schedule as JSON-ready data, with its noise in this training."""
+        bounds = []
+        for bound in self.report.bounds:
+            bounds.append({"epsilon": bound.epsilon, "method": bound.method, "neighbours": bound.neighbours})
         return {
             **({"decay": self.name} if self.name else {}),
             "z0": self.z[0],
@@ -130,10 +160,12 @@ def as_if(ledger: Ledger, delta: float, users: int, cohort: float) -> float:
     """
     if not 0 < cohort <= users:
         raise ValueError(f"cohort must be > 0 and at most the number of users, {users}, got {cohort!r}")
-    return accounting.compose([_larger_round(event, ledger, users, cohort) for event in _rounds_of(ledger)], delta)
+    rounds = [_larger_round(event, ledger, users, cohort) for event in _rounds_of(ledger)]
+    return accounting.compose(rounds, delta)
 
 
 def _rounds_of(ledger: Ledger) -> list[Event]:
+    """The events of a ledger, if all of them are rounds with the same number of users, drawn by Poisson sampling."""
     events = [event for event in ledger.events if event.steps]
     if not ledger.runs or any(event.batching != "poisson" for event in events):
         raise LedgerError("as_if is for runs with PoissonUsers")
@@ -143,8 +175,10 @@ def _rounds_of(ledger: Ledger) -> list[Event]:
 
 
 def _larger_round(event: Event, ledger: Ledger, users: int, cohort: float) -> Steps:
-    before = (event.sampling_rate or 0.0) * _users_of(ledger.runs[-1])
-    return Steps((event.noise_multiplier or 0.0) * cohort / before, cohort / users, event.steps)
+    """The rounds of an event, with more users and noise that is larger by the ratio of the cohorts."""
+    cohort_before = (event.sampling_rate or 0.0) * _users_of(ledger.runs[-1])
+    noise_multiplier = (event.noise_multiplier or 0.0) * cohort / cohort_before
+    return Steps(noise_multiplier, cohort / users, event.steps)
 
 
 def _users_of(run: RunRecord) -> int:

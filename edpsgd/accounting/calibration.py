@@ -1,4 +1,4 @@
-"""From ε to the noise multiplier that reaches it, never more."""
+"""From ε to the noise multiplier whose ε comes to it from below, and never exceeds it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ from edpsgd.schedules import Decay
 def calibrate_fixed_size(target_epsilon: float, delta: float, sampling_rate: float, rounds: int) -> float:
     """The noise multiplier with which so many rounds of a fixed size reach a target ε, never more.
 
+    Args:
+        target_epsilon: what the whole training may cost.
+        delta: the δ of that ε.
+        sampling_rate: the share of all units in a round.
+        rounds: how many there will be.
+
     Example:
         >>> z = calibrate_fixed_size(4.0, 1e-6, sampling_rate=0.01, rounds=1000)
         >>> 3.99 < fixed_size_epsilon([Steps(z, 0.01, 1000)], 1e-6) <= 4.0
@@ -40,13 +46,10 @@ def calibrate_fixed_size(target_epsilon: float, delta: float, sampling_rate: flo
     def epsilon(z: float) -> float:
         return fixed_size_epsilon([Steps(z, float(sampling_rate), rounds)], delta)
 
-    z = _approach(
-        _z_in_the_limit(_mu_for(target_epsilon, delta), np.ones(1), sampling_rate, rounds),
-        epsilon,
-        0.998 * target_epsilon,
-        target_epsilon,
-    )
-    return _settle(z, epsilon, target_epsilon)
+    mu = _mu_for(target_epsilon, delta)
+    start = _multiplier_in_the_limit(mu, np.ones(1), sampling_rate, rounds)
+    z = _secant_search(start, epsilon, 0.998 * target_epsilon, target_epsilon)
+    return _raise_to_target(z, epsilon, target_epsilon)
 
 
 def calibrate(
@@ -80,7 +83,8 @@ def calibrate(
         5.722232
     """
     _check_calibration(target_epsilon, delta, sampling_rate, steps_per_epoch, method)
-    factors, others = np.array(decay_factors(epochs, decay)), _checked_releases(also)
+    factors = np.array(decay_factors(epochs, decay))
+    others = _checked_releases(also)
     if sampling_rate is not None and steps_per_epoch is not None:
         return _calibrate_poisson(target_epsilon, delta, factors, sampling_rate, steps_per_epoch, others)
 
@@ -90,8 +94,9 @@ def calibrate(
         return gaussian_epsilon(noise_multipliers, delta)
 
     mu = _mu_for_zcdp(target_epsilon, delta) if method == "zcdp" else _mu_for(target_epsilon, delta)
-    z = float(np.linalg.norm(1 / factors)) / _mu_left(mu, others, epsilon(others), target_epsilon)
-    return _settle(z, lambda z: epsilon([*others, *(z * factors)]), target_epsilon)
+    mu = _mu_left(mu, others, epsilon(others), target_epsilon)
+    z = float(np.linalg.norm(1 / factors)) / mu  # μ² = Σ 1/(z·factor)²
+    return _raise_to_target(z, lambda z: epsilon([*others, *(z * factors)]), target_epsilon)
 
 
 def _check_calibration(
@@ -102,7 +107,8 @@ def _check_calibration(
         raise ValueError(f"target_epsilon must be a finite number > 0, got {target_epsilon!r}")
     if (sampling_rate is None) != (steps_per_epoch is None):
         raise ValueError("sampling_rate and steps_per_epoch belong together: give both, or none for no sampling")
-    if method not in ("exact", "zcdp") or (method == "zcdp" and sampling_rate is not None):
+    is_zcdp_of_samples = method == "zcdp" and sampling_rate is not None
+    if method not in ("exact", "zcdp") or is_zcdp_of_samples:
         raise ValueError(f"method must be 'exact', or 'zcdp' without sampling, got {method!r}")
     if sampling_rate is not None and steps_per_epoch is not None:
         check_sampling(sampling_rate, steps_per_epoch)
@@ -113,7 +119,7 @@ def _check_calibration(
 
 
 def decay_factors(epochs: int, decay: Decay | None) -> list[float]:
-    """What the noise multiplier is multiplied by, in each epoch."""
+    """What the noise multiplier of epoch 0 … epochs − 1 is multiplied by; ones without a decay."""
     check_count("epochs", epochs)
     if decay is not None and not callable(decay):
         raise ValueError(f"decay must be None or a callable epoch -> factor, got {decay!r}")
@@ -125,7 +131,7 @@ def decay_factors(epochs: int, decay: Decay | None) -> list[float]:
 
 
 def _mu_for(epsilon: float, delta: float) -> float:
-    """The μ of a Gaussian mechanism with a given ε."""
+    """The μ of the Gaussian mechanism that has this ε at δ (privacy.md section 7)."""
 
     def excess(log_mu: float) -> float:
         return exact_epsilon(math.exp(log_mu), delta) - epsilon
@@ -135,7 +141,7 @@ def _mu_for(epsilon: float, delta: float) -> float:
 
 
 def _mu_for_zcdp(epsilon: float, delta: float) -> float:
-    """The same by the paper's bound: √(2ρ)."""
+    """The μ whose ε by the paper's bound is this one: μ = √(2ρ), with ε = ρ + 2·√(ρ·ln(1/δ)) solved for ρ."""
     log = math.log(1 / delta)
     return math.sqrt(2) * epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))
 
@@ -153,48 +159,75 @@ def _mu_left(mu: float, others: list[float], cost: float, target: float) -> floa
 def _calibrate_poisson(
     target: float, delta: float, factors: np.ndarray, rate: float, steps: int, others: list[float]
 ) -> float:
-    """A search with rough figures first, then with those that the user will see."""
-    first, cost = [Steps(z, 1.0, 1) for z in others], gaussian_epsilon(others, delta)
+    """z0 for Poisson sampling: a search with rough figures first, then with those that the user will see.
 
-    def epsilon(z: float, composition: Composition) -> float:
-        return compose([*first, *(Steps(z * f, rate, steps) for f in factors)], delta, composition)
+    Args:
+        target: the ε to reach.
+        delta: its δ.
+        factors: of the decay, (epochs,).
+        rate: the sampling rate.
+        steps: of an epoch.
+        others: noise multipliers of further releases, without sampling.
+    """
+    other_steps = [Steps(z, 1.0, 1) for z in others]
+    other_cost = gaussian_epsilon(others, delta)
 
-    room = target - cost  # for the training; searched by itself, since ε hardly moves where the rest dominates
-    z = _z_in_the_limit(_mu_left(_mu_for(target, delta), others, cost, target), factors, rate, steps)
+    def whole_epsilon(z: float, composition: Composition) -> float:
+        training = [Steps(z * factor, rate, steps) for factor in factors]
+        return compose([*other_steps, *training], delta, composition)
+
+    def training_epsilon(z: float, composition: Composition) -> float:
+        """What the training adds; searched by itself, since the whole hardly changes where the rest dominates."""
+        return whole_epsilon(z, composition) - other_cost
+
+    mu = _mu_left(_mu_for(target, delta), others, other_cost, target)
+    z = _multiplier_in_the_limit(mu, factors, rate, steps)
     rough, fine = Composition(100 * pld.TOLERANCE), Composition()
-    if room > 0.1 * target:
-        z = _approach(z, lambda z: epsilon(z, rough) - cost, max(room - 0.03 * target, room / 2), room)
-    z = _approach(z, lambda z: epsilon(z, fine) - cost, max(room - 0.002 * target, room / 2), room)
-    return _settle(z, lambda z: epsilon(z, fine), target)
+    allowed = target - other_cost
+    if allowed > 0.1 * target:
+        low = max(allowed - 0.03 * target, allowed / 2)
+        z = _secant_search(z, lambda z: training_epsilon(z, rough), low, allowed)
+    low = max(allowed - 0.002 * target, allowed / 2)
+    z = _secant_search(z, lambda z: training_epsilon(z, fine), low, allowed)
+    return _raise_to_target(z, lambda z: whole_epsilon(z, fine), target)
 
 
-def _z_in_the_limit(mu: float, factors: np.ndarray, rate: float, steps: int) -> float:
-    """Many steps are like one Gaussian mechanism with μ² = Σ q²·(e^(1/z²) − 1) (Bu et al. 2020): where to start."""
+def _multiplier_in_the_limit(mu: float, factors: np.ndarray, rate: float, steps: int) -> float:
+    """The z0 with which many sampled steps are like a Gaussian mechanism with μ: where a search starts.
+
+    Their limit has μ² = q²·Σ (e^(1/z²) − 1) (Bu et al. 2020).
+    """
 
     def excess(log_z: float) -> float:
         exponents = np.minimum((math.exp(log_z) * factors) ** -2.0, 600.0)
         return math.log(rate * rate * steps * float(np.expm1(exponents).sum())) - 2 * math.log(mu)
 
-    low, high = -20.0 - math.log(factors.min()), 50.0 + math.log(steps) - math.log(factors.min())
-    return math.exp(optimize.brentq(excess, low, high, xtol=1e-3)) if excess(low) > 0 > excess(high) else 1.0
+    low = -20.0 - math.log(factors.min())
+    high = 50.0 + math.log(steps) - math.log(factors.min())
+    if not excess(low) > 0 > excess(high):
+        return 1.0
+    return math.exp(optimize.brentq(excess, low, high, xtol=1e-3))
 
 
-def _approach(z: float, epsilon: Callable[[float], float], low: float, high: float) -> float:
-    """The secant method in logarithms, until ε is between the two."""
-    aim, found, slope = math.sqrt(low * high), epsilon(z), -1.5
+def _secant_search(z: float, epsilon: Callable[[float], float], low: float, high: float) -> float:
+    """A z whose ε is between ``low`` and ``high``, by the secant method in logarithms; or where 30 steps led."""
+    aim = math.sqrt(low * high)
+    found = epsilon(z)
+    slope = -1.5  # of ln ε over ln z, until two points tell
     for _ in range(30):
         if low <= found <= high:
             break
         step = 0.7 if found == math.inf else math.log(aim / max(found, 1e-12)) / slope
         tried = z * math.exp(max(-0.7, min(0.7, step)))
         result = epsilon(tried)
-        if 0 < result < math.inf and 0 < found < math.inf and result != found:
+        are_usable = 0 < result < math.inf and 0 < found < math.inf and result != found
+        if are_usable:
             slope = max(-50.0, min(-0.3, math.log(result / found) / math.log(tried / z)))
         z, found = tried, result
     return z
 
 
-def _settle(z: float, epsilon: Callable[[float], float], target: float) -> float:
+def _raise_to_target(z: float, epsilon: Callable[[float], float], target: float) -> float:
     """The next z, from below, whose ε as it will be computed does not exceed the target."""
     step = 1e-15
     while not epsilon(z) <= target:  # also if it is not a number
@@ -205,8 +238,9 @@ def _settle(z: float, epsilon: Callable[[float], float], target: float) -> float
 
 
 def _checked_releases(noise_multipliers: Iterable[float]) -> list[float]:
-    z = list(noise_multipliers)
-    for index, value in enumerate(z):
+    """The noise multipliers of further releases as floats, if all of them can be ones."""
+    releases = list(noise_multipliers)
+    for index, value in enumerate(releases):
         if not (is_real_number(value) and 0 < value < math.inf):
             raise ValueError(f"also[{index}] must be a finite number > 0, got {value!r}")
-    return [float(value) for value in z]
+    return [float(value) for value in releases]

@@ -1,50 +1,75 @@
 """Where a privacy loss distribution is to be looked at, and how finely: cumulants of the summed loss.
 
-They choose the grid of ``pld.py``; no bound depends on them.
+They choose the grid of ``pld.py``; no bound depends on them. The cumulant of order λ is
+K(λ) = ln E[exp(λ·loss)], over the losses of all steps together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from edpsgd.accounting.loss_grid import Array, Grid, cuts, loss_of
-
-if TYPE_CHECKING:
-    from edpsgd.accounting.pld import Steps
+from edpsgd.accounting.steps import Steps
 
 CUT = 1e-7  # share of δ that may be cut off at each place
 _ROUNDED = 1e-5  # share of δ that a bound on rounding errors may take
-_WRAPPED = 1e-12  # tilted mass below the window, which wraps around to its top
+_WRAPPED = 1e-12  # tilted probability below the window, which wraps around to its top
 _LONGEST = 1 << 23  # transform
 _NODES = 120  # of each half of an integral, which spans at most some twenty standard deviations
 
 
 class Window(NamedTuple):
-    """Which losses the circular transform shows."""
+    """Which losses the circular transform shows.
 
-    first: int  # multiple of the spacing
-    order: float  # of the Chernoff bound on what lies above
+    Attributes:
+        first: the lowest of them, as a multiple of the spacing.
+        order: of the Chernoff bound on the probability of larger losses.
+    """
+
+    first: int
+    order: float
 
 
 class Moments:
-    """Cumulants of the summed loss by numerical integration."""
+    """Cumulants of the summed loss by numerical integration over the output of one step of each group.
 
-    def __init__(self, steps: list[Steps], sign: int, cut: float, top: float) -> None:
-        rows = [_nodes(s.noise_multiplier, s.sampling_rate, cut) for s in steps]
-        x, log_width = np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
-        z = np.array([[s.noise_multiplier] for s in steps])
-        loss = loss_of(x, z, np.array([[s.sampling_rate] for s in steps]))
-        weight = log_width - 0.5 * (x / z) ** 2 + (loss if sign > 0 else 0.0)
-        weight -= _log_sum(weight)
+    Args:
+        sign: 1 for removing the example, −1 for adding it.
+        cut: the probability that is left out at each end of the outputs.
+        top: losses above are counted as this one, and the rest of their weight as infinite.
+        losses: at the nodes, (groups, nodes), at most ``top``.
+        log_weights: logarithms of the nodes' probabilities, (groups, nodes).
+        counts: how many steps there are in each group, (groups,).
+    """
+
+    def __init__(self, sign: int, cut: float, top: float, losses: Array, log_weights: Array, counts: Array) -> None:
         self._sign, self._cut, self._top = sign, cut, top
-        self._loss = np.minimum(sign * loss, top)
-        self._weight = weight - (sign * loss - self._loss)  # the rest is counted as infinite
-        self._counts = np.array([s.number for s in steps], dtype=float)
-        self._known: dict[float, float] = {}
+        self._losses, self._log_weights, self._counts = losses, log_weights, counts
+        self._known: dict[float, float] = {}  # cumulants by order
+
+    @classmethod
+    def of_steps(cls, steps: list[Steps], sign: int, cut: float, top: float) -> Moments:
+        """Evaluates losses and weights at the nodes of each group."""
+        nodes, log_widths = [], []
+        for group in steps:
+            x, log_width = _nodes(group.noise_multiplier, group.sampling_rate, cut)
+            nodes.append(x)
+            log_widths.append(log_width)
+        outputs = np.stack(nodes)
+        z = np.array([[group.noise_multiplier] for group in steps])
+        q = np.array([[group.sampling_rate] for group in steps])
+        loss = loss_of(outputs, z, q)
+        # The density without the example; removing is judged under the law with it, e^loss times as dense.
+        log_weights = np.stack(log_widths) - 0.5 * (outputs / z) ** 2 + (loss if sign > 0 else 0.0)
+        log_weights -= _log_sum(log_weights)
+        kept = np.minimum(sign * loss, top)
+        log_weights = log_weights - (sign * loss - kept)  # the rest is counted as infinite
+        counts = np.array([group.number for group in steps], dtype=float)
+        return cls(sign, cut, top, kept, log_weights, counts)
 
     def cumulant(self, order: float) -> float:
         """The logarithm of E[exp(order·loss)], of all steps together."""
@@ -53,13 +78,13 @@ class Moments:
         return self._known[order]
 
     def _cumulants(self, order: float) -> Array:
-        exponents = order * self._loss
+        exponents = order * self._losses
         if np.abs(exponents).max() < 1.0:  # without the rounding errors of a sum near 1
-            return np.asarray(np.log1p((np.exp(self._weight) * np.expm1(exponents)).sum(axis=1)))
-        return _log_sum(self._weight + exponents)[:, 0]
+            return np.asarray(np.log1p((np.exp(self._log_weights) * np.expm1(exponents)).sum(axis=1)))
+        return _log_sum(self._log_weights + exponents)[:, 0]
 
     def renyi_epsilon(self, delta: float) -> float:
-        """The least over all orders."""
+        """The least ε that any order gives at δ."""
 
         def bound(order: float) -> float:
             return conversion(self.cumulant(order), order, delta)
@@ -68,7 +93,8 @@ class Moments:
 
     def infinite(self) -> float:
         """A bound on the probability that some loss is counted as infinite."""
-        return float(self._counts @ np.maximum(0.0, -np.expm1(_log_sum(self._weight)[:, 0])))
+        of_one_step = np.maximum(0.0, -np.expm1(_log_sum(self._log_weights)[:, 0]))
+        return float(self._counts @ of_one_step)
 
     def spacing(self, epsilon: float, tolerance: float) -> float:
         """A spacing that moves ε by about the tolerance: rounding adds (λ + 1)·spacing²/12 for each step."""
@@ -78,7 +104,15 @@ class Moments:
     def plan(
         self, epsilon: float, delta: float, spacing: float, ratio: float, least_tilt: float
     ) -> tuple[Grid, Window]:
-        """A grid of about the given spacing, and where on it to look, if the result is about ε."""
+        """A grid of about the given spacing, and where on it to look, if the result is about ε.
+
+        Args:
+            epsilon: what the result is expected to be.
+            delta: its δ.
+            spacing: of the losses; it is made wider if the transform would be too long.
+            ratio: as in ``Grid``.
+            least_tilt: smaller tilts are not tried.
+        """
         count = self._counts.sum()
         best = _least(lambda order: self.cumulant(order) - order * epsilon)
         spacing = round_down(spacing)
@@ -95,18 +129,29 @@ class Moments:
     def _shortest_extent(
         self, best: float, least: float, epsilon: float, delta: float
     ) -> tuple[float, float, float, float]:
-        """Tilting less than best can shorten the transform, as long as its rounding errors stay small beside δ."""
+        """Where the transform begins and ends, the order of its Chernoff bound, and the tilt.
+
+        Tilting less than best can shorten it, as long as its rounding errors stay small beside δ.
+        """
         errors = math.log(rounding_error(_LONGEST) * float(np.linalg.norm(self._counts)) / delta)
 
         def share(tilt: float) -> float:
+            """Logarithm of the share of δ that the rounding errors take at ε."""
             return errors + self.cumulant(tilt) - tilt * epsilon
 
         limit = max(math.log(_ROUNDED), share(best) + 1.0)
-        tilts = [best, *(t for t in (best / 2, best / 4, best / 16) if share(t) < limit and t >= least)]
-        return min(((*self._extent(t, epsilon, delta), t) for t in tilts), key=lambda extent: extent[1] - extent[0])
+        shortest = (*self._extent(best, epsilon, delta), best)
+        for tilt in (best / 2, best / 4, best / 16):
+            is_allowed = share(tilt) < limit and tilt >= least
+            if not is_allowed:
+                continue
+            low, high, order = self._extent(tilt, epsilon, delta)
+            if high - low < shortest[1] - shortest[0]:
+                shortest = (low, high, order, tilt)
+        return shortest
 
     def lowest(self, delta: float) -> float:
-        """A loss that the sum is hardly ever below."""
+        """A loss that the sum is hardly ever below: with a probability of at most ``CUT``·δ (Chernoff)."""
 
         def bound(order: float) -> float:
             return (self.cumulant(-order) - math.log(delta * CUT)) / order
@@ -140,13 +185,14 @@ def conversion(cumulant: float, order: float, delta: float) -> float:
 
 
 def rough_epsilon(steps: list[Steps], sign: int, cut: float, delta: float) -> float:
-    """By Rényi divergences; where that is large, also with high losses counted as infinite.
+    """ε by Rényi divergences; where that is large, also with high losses counted as infinite.
 
     Losses that are high and rare, of little noise and a small rate, decide about all divergences, and fit into δ.
     """
-    epsilon, top = Moments(steps, sign, cut, math.inf).renyi_epsilon(delta), 4.0
+    epsilon = Moments.of_steps(steps, sign, cut, math.inf).renyi_epsilon(delta)
+    top = 4.0
     while top < epsilon / 4:
-        moments = Moments(steps, sign, cut, top)
+        moments = Moments.of_steps(steps, sign, cut, top)
         left = delta - moments.infinite()
         if left > 1e-3 * delta:
             epsilon = min(epsilon, moments.renyi_epsilon(left))
@@ -163,13 +209,15 @@ def _log_sum(exponents: Array) -> Array:
 def _nodes(z: float, q: float, cut: float) -> tuple[Array, Array]:
     """Outputs to integrate over, dense around 0 and 1, and the logarithms of their weights."""
     low, high = cuts(z, q, cut)
-    left, right = min(12 * z, 0.5), max(1.0 - 12 * z, 0.5)
-    first, second = np.linspace(low, left, _NODES), np.linspace(right, high, _NODES)
+    end_of_first, begin_of_second = min(12 * z, 0.5), max(1.0 - 12 * z, 0.5)
+    first = np.linspace(low, end_of_first, _NODES)
+    second = np.linspace(begin_of_second, high, _NODES)
     weights = np.concatenate([_trapezoid(first), _trapezoid(second)])
     return np.concatenate([first, second]), np.log(weights)
 
 
 def _trapezoid(x: Array) -> Array:
+    """The weights of evenly spaced nodes by the trapezoidal rule, (n,)."""
     weights = np.full(len(x), x[1] - x[0])
     weights[[0, -1]] /= 2
     return weights
@@ -198,5 +246,5 @@ def _transform_size(least: float) -> int:
 
 
 def round_down(value: float, base: float = 2.0) -> float:
-    """To a power, so that a list that grows keeps its grid for a while."""
+    """The next lower power of the base, so that a list that grows keeps its grid for a while."""
     return float(base ** math.floor(math.log(value, base)))

@@ -16,7 +16,7 @@ import numpy as np
 from dp_accounting import rdp
 
 from edpsgd.accounting.loss_grid import Array
-from edpsgd.accounting.pld import LEAST_NOISE, MOST_NOISE, Steps
+from edpsgd.accounting.steps import LEAST_NOISE, MOST_NOISE, Steps
 
 Orders = tuple[float, ...]
 ORDERS: Orders = (
@@ -31,49 +31,58 @@ _ALL_UNITS = 10**12  # of which a round of a fixed size takes a share
 def renyi_epsilon(steps: Sequence[Steps], delta: float, divergences: Callable[[float, float], Array]) -> float:
     """ε of steps whose divergences at all orders are ``divergences(noise_multiplier, rate)``.
 
-    dp-accounting's conversion takes a divergence near 0 at its word, and one below 0 for perfect
-    privacy, hence the error on top.
+    dp-accounting converts a divergence near 0 as it is, and takes one below 0 for perfect privacy,
+    hence the error on top.
+
+    Args:
+        steps: the groups to compose.
+        delta: the δ to find ε for.
+        divergences: of one step, (len(ORDERS),).
     """
-    taken = [s for s in steps if s.number]
-    if not taken:
+    not_empty = [group for group in steps if group.number]
+    if not not_empty:
         return 0.0
-    total = _summed(taken, lambda z, rate: np.maximum(divergences(z, rate), 0.0) + _ERROR)
+    total = _summed(not_empty, lambda z, rate: np.maximum(divergences(z, rate), 0.0) + _ERROR)
     return float(rdp.compute_epsilon(ORDERS, total, delta)[0])
 
 
 def moments_epsilon(steps: Sequence[Steps], delta: float, max_order: int) -> float:
-    """The least over λ = 1…max_order of (α(λ) + ln(1/δ))/λ (McMahan et al. 2018)."""
+    """ε = min over λ = 1…max_order of (α(λ) + ln(1/δ))/λ (McMahan et al. 2018; privacy.md section 9)."""
     moments = np.arange(1, max_order + 1)
     orders = tuple(float(order) for order in moments + 1)  # α(λ) is λ times the divergence of order λ + 1
-    total = _summed([s for s in steps if s.number], lambda z, q: poisson_divergences(z, q, orders))
+    not_empty = [group for group in steps if group.number]
+    total = _summed(not_empty, lambda z, q: poisson_divergences(z, q, orders))
     return float(np.min(total - math.log(delta) / moments))
 
 
 def _summed(steps: Sequence[Steps], divergences: Callable[[float, float], Array]) -> Array:
-    """The divergences of all steps together; they are never negative."""
+    """The divergences of all steps together, (orders,); they are never negative."""
     total: Array = np.zeros(1)
-    for s in steps:
-        of_one = divergences(float(s.noise_multiplier), float(s.sampling_rate))
-        total = total + s.number * np.maximum(of_one, 0.0)
+    for group in steps:
+        of_one_step = divergences(float(group.noise_multiplier), float(group.sampling_rate))
+        total = total + group.number * np.maximum(of_one_step, 0.0)
     return np.where(np.isnan(total), math.inf, total)
 
 
 def poisson_divergences(noise_multiplier: float, rate: float, orders: Orders = ORDERS) -> Array:
-    """Of one step that every example joins with probability ``rate``."""
+    """Rényi divergences of one step that every example joins with probability ``rate``, (orders,)."""
     if noise_multiplier < LEAST_NOISE:
         return _unsampled(noise_multiplier, orders)
     return np.array(_poisson(min(noise_multiplier, MOST_NOISE), rate, orders))
 
 
 def fixed_size_divergences(noise_multiplier: float, rate: float) -> Array:
-    """Of one round of a share ``rate`` of all units, drawn without replacement, for replacing one."""
+    """Rényi divergences of one round, for replacing one unit, (len(ORDERS),).
+
+    The round has a share ``rate`` of all units, drawn without replacement.
+    """
     if noise_multiplier < LEAST_NOISE:
         return _unsampled(noise_multiplier, ORDERS)
     return np.array(_fixed_size(min(noise_multiplier, MOST_NOISE), rate))
 
 
 def _unsampled(noise_multiplier: float, orders: Orders) -> Array:
-    """As if everyone were in the step: an upper bound that exists for any noise."""
+    """α/(2z²) at each order α: as if everyone were in the step, an upper bound that exists for any noise."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.asarray(np.array(orders) / 2 / noise_multiplier / noise_multiplier)
 
@@ -99,7 +108,7 @@ def _fixed_size(noise_multiplier: float, rate: float) -> Orders:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Of orders that dp-accounting leaves out: they are infinite."""
+    """Without dp-accounting's warnings of orders that it leaves out: they are infinite."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -42,6 +42,7 @@ _MEANING = {
     "blank one example": "Two data sets are neighbours if they have the same size and one example of the first is "
     "blank in the second: it contributes nothing. To replace one is a larger change, with its own line in the table.",
 }
+_COMMON = ("kind", "noise_multiplier", "batching", "sampling_rate")  # to the events of one row of the schedule
 _OWN = frozenset(statement.text for statement in conditions.NOT_COVERED)
 
 
@@ -115,12 +116,15 @@ def make(
         >>> print(make(ledger, delta=1e-5).markdown().splitlines()[2])
         **ε = 4.378 at δ = 1e-05** (exact Gaussian; replace or blank one example)
     """
-    numbers, statements = _checked_metrics(metrics or {}), _checked_statements(not_covered)
+    numbers = _checked_metrics(metrics or {})
+    statements = _checked_statements(not_covered)
     bounds = ledger.report(delta).bounds
-    bound, runs = bounds[0], _settled(ledger.runs)
+    bound = bounds[0]
+    runs = _without_completed(ledger.runs)
     run = runs[-1] if runs else RunRecord()
-    released = [e for e in ledger.events if e.steps and e.noise_multiplier is not None]
-    gradients = [e for e in released if e.kind == "gradients"]
+    released = [event for event in ledger.events if event.steps and event.noise_multiplier is not None]
+    gradients = [event for event in released if event.kind == "gradients"]
+    epochs = {event.epoch for event in gradients if event.epoch is not None}
     uncovered = conditions.not_covered(History(released, ledger.runs, bool(numbers)))
     fields = {
         "epsilon": bound.epsilon,
@@ -129,11 +133,11 @@ def make(
         "neighbours": bound.neighbours,
         "unit": f"{_unit(run)} {_MEANING.get(bound.neighbours, bound.neighbours)}",
         "conditions": list(bound.conditions),
-        "bounds": [_bound_entry(b) for b in bounds],
+        "bounds": [_bound_entry(one) for one in bounds],
         "facts": facts(run, released),
         "schedule": _schedule(released),
-        "epochs": len({e.epoch for e in gradients if e.epoch is not None}),
-        "steps": sum(e.steps for e in gradients),
+        "epochs": len(epochs),
+        "steps": sum(event.steps for event in gradients),
         "runs": len(runs),
         "settings": run.settings() if runs else {},
         "differences": _differences(runs),
@@ -151,7 +155,9 @@ def write(
     metrics: Mapping[str, float] | None = None,
     not_covered: Sequence[str] = (),
 ) -> Card:
-    """Writes privacy_card.md and privacy_card.json into a folder, which is made if need be; each replaces the old one.
+    """Writes privacy_card.md and privacy_card.json into a folder, and returns the card.
+
+    The folder is made if need be, for its owner alone. Each file replaces the old one; arguments are those of ``make``.
 
     Example:
         >>> import tempfile
@@ -184,17 +190,18 @@ def _unit(run: RunRecord) -> str:
     return "One example, in language data one utterance."
 
 
-def _settled(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Without what was written down of a run before something was added to it, and nothing else changed."""
-    followed = itertools.pairwise([*runs, RunRecord()])
-    return [run for run, then in followed if not _is_completed(run, then)]
+def _without_completed(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs without records that the next one only adds something to, as it then stands for both."""
+    runs_with_next = itertools.pairwise([*runs, RunRecord()])
+    return [run for run, following in runs_with_next if not _is_completed_by(following, run)]
 
 
-def _is_completed(run: RunRecord, then: RunRecord) -> bool:
-    if then.changes != run.id:
+def _is_completed_by(following: RunRecord, run: RunRecord) -> bool:
+    """Whether the following record goes on from this one, and changes nothing that this one says."""
+    if following.changes != run.id:
         return False
-    after = then.settings()
-    return all(after.get(name) == value for name, value in run.settings().items())
+    later = following.settings()
+    return all(later.get(name) == value for name, value in run.settings().items())
 
 
 def _differences(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
@@ -218,20 +225,28 @@ def _bound_entry(bound: Bound) -> dict[str, Any]:
 
 
 def _schedule(released: Sequence[Event]) -> list[dict[str, Any]]:
-    """Events in order; those in a row that differ in their epochs only are one entry."""
+    """Events in order, JSON-ready; those in a row that differ in their epochs only are one entry."""
     rows: list[dict[str, Any]] = []
     for event in released:
-        same = {key: getattr(event, key) for key in ("kind", "noise_multiplier", "batching", "sampling_rate")}
-        told = rows and None not in (event.epoch, rows[-1]["last_epoch"])
-        if not (told and all(rows[-1][key] == same[key] for key in same)):
-            rows.append({**same, "first_epoch": event.epoch, "last_epoch": event.epoch, "passes": 0, "steps": 0})
-        rows[-1]["last_epoch"] = event.epoch
-        rows[-1]["passes"] += event.steps if event.epoch is None else 1
-        rows[-1]["steps"] += event.steps
+        common = {name: getattr(event, name) for name in _COMMON}
+        if not (rows and _belongs_to_row(event, rows[-1])):
+            rows.append({**common, "first_epoch": event.epoch, "last_epoch": event.epoch, "passes": 0, "steps": 0})
+        row = rows[-1]
+        row["last_epoch"] = event.epoch
+        row["passes"] += event.steps if event.epoch is None else 1
+        row["steps"] += event.steps
     return rows
 
 
+def _belongs_to_row(event: Event, row: Mapping[str, Any]) -> bool:
+    """Whether the event goes on with the epochs of a row; without epochs, every event has a row of its own."""
+    if event.epoch is None or row["last_epoch"] is None:
+        return False
+    return all(getattr(event, name) == row[name] for name in _COMMON)
+
+
 def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics as a dictionary, if they are names and numbers: no text of the data may come into a card."""
     for name, value in metrics.items():
         if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
             raise ValueError(f"metrics must have names of 1 to {_LONGEST_NAME} printable characters, got {name!r}")
@@ -241,14 +256,23 @@ def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _checked_statements(statements: Sequence[str]) -> list[str]:
-    """Errors do not repeat the text, which may be private by mistake."""
+    """The statements as a list, if they are short lines.
+
+    Errors do not repeat a text, which may be private by mistake.
+    """
     if isinstance(statements, str) or not isinstance(statements, Sequence):
         raise ValueError(f"not_covered must be a list of statements, got {type(statements).__name__}")
     for index, text in enumerate(statements):
-        if not (isinstance(text, str) and text.isprintable() and text.strip() and len(text) <= _LONGEST_STATEMENT):
+        if not _is_statement(text):
             found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
             raise ValueError(
                 f"not_covered[{index}] must be 1 to {_LONGEST_STATEMENT} printable characters without line breaks, "
                 f"got {found}"
             )
     return list(statements)
+
+
+def _is_statement(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
+    return text.isprintable() and bool(text.strip()) and len(text) <= _LONGEST_STATEMENT

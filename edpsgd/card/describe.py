@@ -22,49 +22,62 @@ def facts(run: RunRecord, released: Sequence[Event]) -> dict[str, str]:
 
 
 def _sampling(run: RunRecord, released: Sequence[Event]) -> str:
-    batches = run.batches
-    if batches is None:
-        told = any(e.epoch is not None for e in released if e.kind == "gradients")
-        word = "no example is in two micro-batches of " + ("an epoch" if told else "a step")
-        if run.unit == "example":
-            word = f"every micro-batch is one example, and {word}"
-        elif run.unit == "micro_batch":
-            word += ", and that the number of micro-batches in a step, which sets divisor and noise, is no secret"
-        steps = "" if told else " set_epoch was not called, so every step counts as if all examples were in it."
-        return f"No sampler vouches for the batches: the user's word is that {word}.{steps}"
-    mixed = any(e.batching == "unvouched" for e in released if e.kind == "gradients")
-    vouched = "the sampler vouches for it" + (" in the last run, and nobody for earlier ones" if mixed else "")
-    size = batches.batch_size
-    per_step = batches.micro_batches
-    common = f"{batches.examples} examples, {batches.steps_per_epoch} steps in an epoch"
-    split = "every example a micro-batch of its own" if per_step is None else f"{per_step} micro-batches per worker"
+    steps = [event for event in released if event.kind == "gradients"]
+    if run.batches is None:
+        return _sampling_without_sampler(run, steps)
+    source = "the sampler vouches for it"
+    if any(event.batching == "unvouched" for event in steps):
+        source += " in the last run, and nobody for earlier ones"
     if run.unit == "user":
-        return _rounds(batches, vouched)
+        return _sampling_of_users(run.batches, source)
+    return _sampling_of_examples(run.batches, source)
+
+
+def _sampling_without_sampler(run: RunRecord, steps: Sequence[Event]) -> str:
+    """What the user must have seen to, if no sampler of this package made the batches."""
+    has_epochs = any(event.epoch is not None for event in steps)
+    assumption = "no example is in two micro-batches of " + ("an epoch" if has_epochs else "a step")
+    if run.unit == "example":
+        assumption = f"every micro-batch is one example, and {assumption}"
+    elif run.unit == "micro_batch":
+        assumption += ", and that the number of micro-batches in a step, which sets divisor and noise, is no secret"
+    text = f"No sampler vouches for the batches: the user's word is that {assumption}."
+    if has_epochs:
+        return text
+    return f"{text} set_epoch was not called, so every step counts as if all examples were in it."
+
+
+def _sampling_of_examples(batches: BatchesRecord, source: str) -> str:
+    """How examples were drawn; ``source`` says who knows."""
+    per_step = batches.micro_batches
+    split = "every example a micro-batch of its own" if per_step is None else f"{per_step} micro-batches per worker"
+    sizes = f"{batches.examples} examples, {batches.steps_per_epoch} steps in an epoch, {split} in a step"
     if batches.kind == "poisson":
         rate = batches.sampling_rate or math.nan
         drawn = "; worker and micro-batch are drawn for each example too" if batches.slots == "drawn" else ""
         return (
             f"Poisson: every example joins every step with probability {rate:.6g}, independently of all others; "
-            f"{vouched}. {common}, {split} in a step{drawn}."
+            f"{source}. {sizes}{drawn}."
         )
     return (
-        f"Shuffled: every example is in one step of an epoch, in a new order each time; {vouched}. "
-        f"{common}, {split} in a step, of {size} examples each."
+        f"Shuffled: every example is in one step of an epoch, in a new order each time; {source}. "
+        f"{sizes}, of {batches.batch_size} examples each."
     )
 
 
-def _rounds(batches: BatchesRecord, vouched: str) -> str:
-    rate, users = batches.sampling_rate or math.nan, batches.examples
-    weights = f" A user's weight is {batches.weights}; {batches.denominator}."
+def _sampling_of_users(batches: BatchesRecord, source: str) -> str:
+    """How users were drawn; ``source`` says who knows."""
+    users = batches.examples
     if batches.kind == "poisson":
+        rate = batches.sampling_rate or math.nan
         drawn = f"Poisson: every one of {users} users joins every round with probability {rate:.6g}, independently"
     else:
         drawn = f"Rounds of a fixed size: {batches.cohort} of {users} users, drawn without replacement"
-    return f"{drawn}; {vouched}.{weights}"
+    return f"{drawn}; {source}. A user's weight is {batches.weights}; {batches.denominator}."
 
 
 def _noise(run: RunRecord, released: Sequence[Event]) -> str:
-    real = [e.noise_multiplier for e in released if e.kind == "gradients"]
+    real = [event.noise_multiplier for event in released if event.kind == "gradients"]
     given = f"Multiplier {_known(run.noise_multiplier)} in epoch 0, decay: {_decay(run)}."
     accounted = f" Accounted: {short(real[0])} first, {short(real[-1])} last." if real else ""
     if run.noise == "paper":
@@ -135,5 +148,5 @@ def _known(value: object) -> str:
 
 
 def short(value: object) -> str:
-    """Six digits at most."""
+    """A value as text; a float with six digits at most."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -36,7 +36,7 @@ def page(card: Card) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already; nothing without rows.
+    """A Markdown table of cells that are Markdown already; the empty text without rows.
 
     Example:
         >>> print(table(("ε", "Method"), [("8", "PLD")]))
@@ -51,7 +51,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def bullets(items: Sequence[str]) -> str:
-    """A list of items that are Markdown already; nothing without items."""
+    """A Markdown list of items that are Markdown already; the empty text without items."""
     return "\n".join(f"- {item}" for item in items)
 
 
@@ -73,11 +73,14 @@ def _runs(card: Card) -> str:
 
 
 def _bounds_table(bounds: Sequence[Mapping[str, Any]]) -> str:
-    return table(("ε", "Method", "Neighbours"), [(_digits(b["epsilon"]), b["method"], b["neighbours"]) for b in bounds])
+    rows = [(_digits(bound["epsilon"]), bound["method"], bound["neighbours"]) for bound in bounds]
+    return table(("ε", "Method", "Neighbours"), rows)
 
 
 def _schedule_table(schedule: Sequence[Mapping[str, Any]]) -> str:
-    rows = [(_epochs(r), str(r["passes"]), str(r["steps"]), short(r["noise_multiplier"])) for r in schedule]
+    rows = []
+    for row in schedule:
+        rows.append((_epochs(row), str(row["passes"]), str(row["steps"]), short(row["noise_multiplier"])))
     if len(rows) > _LONGEST_TABLE:
         half = _LONGEST_TABLE // 2
         rows = [*rows[:half], ("…", "…", "…", "…"), *rows[-half:]]
@@ -88,13 +91,19 @@ def _epochs(row: Mapping[str, Any]) -> str:
     if row["kind"] == "layer_norms":
         return "layer scales"
     first, last = row["first_epoch"], row["last_epoch"]
-    return "not given" if first is None else str(first) if first == last else f"{first} to {last}"
+    if first is None:
+        return "not given"
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _changes(name: str, values: Sequence[Any]) -> str:
-    shown = [_setting(name, value) for value in values]
-    told = ", then ".join(text for i, text in enumerate(shown) if i == 0 or text != shown[i - 1])
-    return escaping.markdown(told)
+    """The values of a setting in the order of the runs; equal ones in a row are written once."""
+    texts: list[str] = []
+    for value in values:
+        text = _setting(name, value)
+        if not texts or text != texts[-1]:
+            texts.append(text)
+    return escaping.markdown(", then ".join(texts))
 
 
 def _setting(name: str, value: Any) -> str:

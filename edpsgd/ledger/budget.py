@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from edpsgd._arguments import check_number
@@ -19,6 +18,10 @@ class BudgetExhausted(RuntimeError):
 @dataclass(frozen=True)
 class Budget:
     """How much privacy a training may spend.
+
+    Attributes:
+        epsilon: the largest ε that its ledger may have.
+        delta: at this δ.
 
     Example:
         >>> Budget(epsilon=8.0, delta=1e-5)
@@ -40,11 +43,12 @@ class Allowance:
     def __init__(self, budget: Budget, ledger: Ledger) -> None:
         self._budget = budget
         self._ledger = ledger
-        self._event: tuple[int, float] | None = None  # what the allowance is for: an event and its noise
+        # The steps left are for this number of events and this noise multiplier.
+        self._event: tuple[int, float] | None = None
         self._left = 0
 
     def refusal(self, noise_multiplier: float, event: Event, remaining: int | None) -> BudgetExhausted | None:
-        """Why the next step cannot be paid, if it cannot.
+        """Why the next step cannot be paid, None if it can, which is then one of those that are left.
 
         Args:
             noise_multiplier: of the step.
@@ -61,27 +65,35 @@ class Allowance:
         return None
 
     def refusal_of_layer_norms(self, noise_multiplier: float) -> BudgetExhausted | None:
-        """Why measured scales cannot be paid, if they cannot."""
+        """Why measured scales of this noise multiplier cannot be paid, None if they can."""
         event = Event("layer_norms", None, noise_multiplier, 1)
-        return None if self._fits([*self._ledger.events, event]) else self._exhausted()
+        if self._is_affordable([*self._ledger.events, event]):
+            return None
+        return self._exhausted()
 
     def _count(self, noise_multiplier: float, event: Event, remaining: int | None) -> int:
         """The largest affordable number of steps, up to what can still come: by halving."""
-        others = [e for e in self._ledger.events if e is not event]
-        noise = min(noise_multiplier, math.inf if event.noise_multiplier is None else event.noise_multiplier)
+        others = [other for other in self._ledger.events if other is not event]
+        noise = noise_multiplier  # the smallest of an event counts for all of its steps
+        if event.noise_multiplier is not None:
+            noise = min(noise, event.noise_multiplier)
 
-        def fits(number: int) -> bool:
-            return self._fits([*others, replace(event, noise_multiplier=noise, steps=event.steps + number)])
+        def is_affordable(number: int) -> bool:
+            longer = replace(event, noise_multiplier=noise, steps=event.steps + number)
+            return self._is_affordable([*others, longer])
 
         low, high = 0, remaining or _HORIZON
-        if fits(high):
+        if is_affordable(high):
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+            if is_affordable(middle):
+                low = middle
+            else:
+                high = middle
         return low
 
-    def _fits(self, events: list[Event]) -> bool:
+    def _is_affordable(self, events: list[Event]) -> bool:
         return self._ledger.epsilon(self._budget.delta, events).epsilon <= self._budget.epsilon
 
     def _exhausted(self) -> BudgetExhausted:

@@ -69,7 +69,13 @@ _BUFFERS = "buffers that move in the forward pass, such as BatchNorm statistics 
 
 @dataclass(frozen=True)
 class History:
-    """What was released, by whom, and whether numbers are shown beside it that no noise covers."""
+    """What conditions depend on.
+
+    Attributes:
+        events: what was released.
+        runs: the records of the runs that released it.
+        has_metrics: whether numbers are shown beside ε that no noise covers.
+    """
 
     events: Sequence[Event]
     runs: Sequence[RunRecord]
@@ -94,16 +100,17 @@ class Statement:
 
 
 def conditions_of(events: Sequence[Event], runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """All conditions under which ε of these events holds, in the order of printing."""
-    return _said(CONDITIONS, History(events, runs))
+    """All conditions under which ε of these events holds, as sentences in the order of printing."""
+    return _worded(CONDITIONS, History(events, runs))
 
 
 def not_covered(history: History) -> tuple[str, ...]:
-    """All that ε says nothing about, in the order in which it is printed."""
-    return _said(NOT_COVERED, history)
+    """All that ε says nothing about, as sentences in the order of printing (privacy.md section 11)."""
+    return _worded(NOT_COVERED, history)
 
 
-def _said(table: Sequence[Statement], history: History) -> tuple[str, ...]:
+def _worded(table: Sequence[Statement], history: History) -> tuple[str, ...]:
+    """The statements of a table that must be made of a history, in words."""
     return tuple(statement.worded(history) for statement in table if statement.applies(history))
 
 
@@ -125,7 +132,7 @@ def _always(history: History) -> bool:
 
 
 def _in_any_run(test: Callable[[RunRecord], bool | None]) -> Callable[[History], bool]:
-    """What is said of all runs if it is true of one."""
+    """The test of a history: whether a run passes the given one; what is true of one run is said of all."""
     return lambda history: any(test(run) for run in history.runs)
 
 
@@ -141,15 +148,20 @@ def _are_raw_scales_released(history: History) -> bool:
     return _are_scales_raw(history) or any(run.has_raw_scales for run in history.runs)
 
 
-def _unvouched(history: History) -> list[Event]:
+def _events_without_sampler(history: History) -> list[Event]:
+    """The steps whose batches no sampler made."""
     gradients = [event for event in history.events if event.kind == "gradients" and event.steps]
     return [event for event in gradients if event.batching == "unvouched"]
 
 
-def _users_word(history: History) -> str:
+def _has_events_without_sampler(history: History) -> bool:
+    return bool(_events_without_sampler(history))
+
+
+def _condition_without_sampler(history: History) -> str:
     """What nobody but the user knows of batches that no sampler made; without epochs every step is a pass."""
     alone = "every micro-batch held one example, " if has_single_examples(history.runs) else ""
-    has_epochs = any(event.epoch is not None for event in _unvouched(history))
+    has_epochs = any(event.epoch is not None for event in _events_without_sampler(history))
     where = "an epoch, of one step or of several," if has_epochs else "a step"
     numbers = "the number of steps does not"
     if any(run.unit == "micro_batch" for run in history.runs):  # then it is the divisor too, and sets the noise
@@ -164,6 +176,7 @@ def _users_word(history: History) -> str:
 
 
 def _is_order_of_losses_open(run: RunRecord) -> bool | None:
+    """Whether nobody has checked that losses of batches that came together are in the sampler's order."""
     return run.one_pass and run.batches is not None and run.batches.together
 
 
@@ -183,13 +196,13 @@ def _is_clip_norm_followed(history: History) -> bool:
     Each worker reads its own share, and tells the others with the next step only. So with several workers nobody knows
     what came first, nor what was read after the last step.
     """
-    followed = itertools.pairwise([*history.runs, RunRecord()])
-    used = [run for run, following in followed if not _is_unused(run, following)]
-    was_read = False
+    runs_with_next = itertools.pairwise([*history.runs, RunRecord()])
+    used = [run for run, following in runs_with_next if not _is_unused(run, following)]
+    may_be_read = False
     for before, run in itertools.pairwise(used):
         has_others = before.has_several_workers or run.has_several_workers
-        was_read = was_read or has_others or before.clip_fraction_read
-        if was_read and run.clip_norm != before.clip_norm:
+        may_be_read = may_be_read or has_others or before.clip_fraction_read
+        if may_be_read and run.clip_norm != before.clip_norm:
             return True
     return False
 
@@ -204,7 +217,7 @@ def _is_unused(run: RunRecord, following: RunRecord) -> bool:
 CONDITIONS = (
     Statement(_NOTHING, _is_nothing_recorded),
     Statement(_RAW_SCALES, _are_scales_raw),
-    Statement(_users_word, lambda history: bool(_unvouched(history))),
+    Statement(_condition_without_sampler, _has_events_without_sampler),
     Statement(_WRONG, _in_any_run(lambda run: run.wrong_gradients)),
     Statement(_ONE_PASS, _in_any_run(lambda run: run.one_pass and run.verify != "always")),
     Statement(_VERIFIED, _in_any_run(lambda run: run.one_pass and run.verify == "always")),

@@ -1,4 +1,4 @@
-"""What a ledger holds: plain data, which the optimizer writes and the accountant reads."""
+"""The entries of a ledger: plain data, which the optimizer writes and the accountant reads."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Event:
         noise_multiplier: noise std over sensitivity, the smallest in the event; 0 means that no noise covers it,
             None that nothing was released yet.
         steps: how many steps were released or, before a crash, reserved.
-        batching: who says what the steps have in common. "shuffled": a sampler vouches that no example is in two of
-            them. "poisson": a sampler vouches that every example joins each with probability ``sampling_rate``.
-            "fixed_size": a sampler vouches that each has a share ``sampling_rate`` of all units, drawn without
-            replacement. "unvouched": as shuffled, by the user's word.
+        batching: how examples were assigned to the steps. "shuffled": no example is in two of them. "poisson": every
+            example joins each with probability ``sampling_rate``. "fixed_size": each has a share ``sampling_rate`` of
+            all units, drawn without replacement. For these a sampler of this package made the batches, and the
+            optimizer saw that the steps are its own. "unvouched": as "shuffled", but no sampler made the batches, so
+            that this is an assumption of the user's.
         sampling_rate: of Poisson sampling and of rounds of a fixed size.
     """
 
@@ -51,7 +52,7 @@ class Event:
         if unknown:
             raise LedgerError(f"an event has {len(unknown)} values that this version does not know")
         event = cls(**data)
-        fits = {
+        is_possible = {
             "kind": event.kind in KINDS,
             "epoch": event.epoch is None or is_int(event.epoch),
             "noise_multiplier": event.noise_multiplier is None or is_noise(event.noise_multiplier),
@@ -59,7 +60,7 @@ class Event:
             "batching": isinstance(event.batching, str) and event.batching.isprintable(),
             "sampling_rate": event.sampling_rate is None or _is_number(event.sampling_rate, 1.0),
         }
-        wrong = [name for name, does in fits.items() if not does]
+        wrong = [name for name, can_be in is_possible.items() if not can_be]
         if wrong:
             raise LedgerError(f"an event has {' and '.join(wrong)} that no run can have written")
         return event
@@ -71,6 +72,7 @@ def is_noise(value: object) -> bool:
 
 
 def _is_number(value: object, most: float) -> bool:
+    """Whether it is a finite number from 0 to ``most``, and no bool."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -85,5 +87,5 @@ def is_int(value: object) -> bool:
 
 
 def family(batching: str) -> str:
-    """Batches of one family speak of the same neighbours, and can be accounted together."""
+    """Which events can be accounted together, as they have the same neighbours: a value of ``Event.batching``."""
     return "shuffled" if batching == "unvouched" else batching

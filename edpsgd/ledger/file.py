@@ -19,14 +19,17 @@ LONGEST = files.LIMIT  # of a line; the longest holds a checkpoint's ledger, 150
 class LedgerFile:
     """Lines of JSON, each with a digest of itself and of all before it, appended and never rewritten.
 
+    Making one opens the file, locks it and reads what it holds.
+
     Attributes:
-        path: where it is.
-        records: what it held when it was opened.
+        path: where it is, as it was given.
+        records: what it held when it was opened, one for each line.
         was_emptied: whether it was there and held nothing: no run leaves such a file.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._place = path, path.absolute()
+        self.path = path
+        self._absolute_path = path.absolute()  # the working folder may change
         self._process = os.getpid()
         is_new = not path.exists()
         descriptor = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -36,7 +39,7 @@ class LedgerFile:
             self._size = os.fstat(descriptor).st_size
             self.check()
             self.records, self._digest = read_records(path, is_locked=True)
-            _sync_folder(path.parent)  # also if it is not new: whoever made it may have come no further
+            files.sync(path.parent)  # also if it is not new: whoever made it may have come no further
         except BaseException:
             self._file.close()
             raise
@@ -48,23 +51,29 @@ class LedgerFile:
         return self._process == os.getpid()
 
     def append(self, record: dict[str, Any], durable: bool) -> None:
-        """Adds one line; if durable, returns only when it is on disk."""
+        """Adds one line; if durable, returns only when it is on disk.
+
+        Raises:
+            LedgerUnavailable: if the file is not this process's any more, was changed by others, or is full.
+            OSError: if the line cannot be written; the file is then as it was before.
+        """
         self.check()
-        before, digest = self._digest, _chain(self._digest, record)
+        digest_before, size_before = self._digest, self._size
+        digest = _chain(digest_before, record)
         line = json.dumps({**record, "digest": digest}).encode() + b"\n"
-        descriptor, size = self._file.fileno(), self._size
-        if len(line) > LONGEST or size + len(line) > LARGEST:
+        size_after = size_before + len(line)
+        if len(line) > LONGEST or size_after > LARGEST:
             raise LedgerUnavailable(f"{self.path} would be too large to be read again: use a new ledger")
-        after = size + len(line)
+        descriptor = self._file.fileno()
         try:
             while line:
                 line = line[os.write(descriptor, line) :]
             if durable:
                 os.fsync(descriptor)
-            self._digest, self._size = digest, after
+            self._digest, self._size = digest, size_after
         except BaseException as error:  # an interrupt too
-            self._digest, self._size = before, size
-            os.ftruncate(descriptor, size)  # no half line, so that the file stays readable
+            self._digest, self._size = digest_before, size_before
+            os.ftruncate(descriptor, size_before)  # no half line, so that the file stays readable
             if not isinstance(error, OSError):
                 raise
             reason = f"the privacy ledger cannot be written, so the step was not released ({error.strerror})"
@@ -76,7 +85,7 @@ class LedgerFile:
             raise LedgerUnavailable(f"{self.path} belongs to the process that this one was forked from")
         try:
             mine = os.fstat(self._file.fileno())
-            is_there = os.path.samestat(mine, self._place.stat())
+            is_there = os.path.samestat(mine, self._absolute_path.stat())
         except OSError:
             is_there = False
         if not is_there:
@@ -88,12 +97,20 @@ class LedgerFile:
             )
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file and gives up its lock."""
         self._file.close()
 
 
 def read_records(path: Path, is_locked: bool = False) -> tuple[list[dict[str, Any]], str]:
-    """All entries, and the digest of the last. Unless the caller holds the lock, a run may be writing another one."""
+    """All entries of a file in order, without their digests, and the digest of the last.
+
+    Args:
+        path: of the ledger.
+        is_locked: whether the caller holds the lock; else a run may be writing another line meanwhile.
+
+    Raises:
+        LedgerError: if the file was cut, changed, or is no ledger.
+    """
     lines, rest = _read_lines(path)
     if rest and not is_locked and not _is_in_use(path):
         lines, rest = _read_lines(path)  # a run may have written its last line since
@@ -118,7 +135,7 @@ def read_records(path: Path, is_locked: bool = False) -> tuple[list[dict[str, An
 
 
 def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """Whole lines, and what is behind the last of them."""
+    """Whole lines with their ends, and what comes after the last of them."""
     with open(_opened(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > LARGEST:
             raise LedgerError(f"{path} is larger than any ledger ({LARGEST // files.MEBIBYTE} MiB)")
@@ -131,6 +148,7 @@ def _read_lines(path: Path) -> tuple[list[bytes], bytes]:
 
 
 def _opened(path: Path, flags: int) -> int:
+    """A descriptor of the file; a LedgerError if it is no regular one."""
     try:
         return files.open_regular(path, flags)
     except OSError as error:
@@ -140,16 +158,19 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _chain(previous: str, record: dict[str, Any]) -> str:
+    """The digest of a line, which depends on all lines before it: 16 hexadecimal digits."""
     return hashlib.sha256((previous + json.dumps(record, sort_keys=True)).encode()).hexdigest()[:16]
 
 
-def _lock(fd: int, path: Path, is_shared: bool = False) -> None:
+def _lock(descriptor: int, path: Path, is_shared: bool = False) -> None:
+    """Locks the file, for one writer or, shared, against writers; a LedgerError if another process has it."""
     try:
         import fcntl
     except ImportError:  # a platform without advisory locks
         return
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         raise LedgerError(f"{path} is in use by another optimizer or process") from error
 
@@ -162,11 +183,3 @@ def _is_in_use(path: Path) -> bool:
         except LedgerError:
             return True
     return False
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

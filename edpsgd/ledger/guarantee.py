@@ -56,14 +56,18 @@ class Report:
 
     def __str__(self) -> str:
         rows = [(format_epsilon(b.epsilon), b.method, b.neighbours) for b in self.bounds]
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        epsilon_width = max(len(epsilon) for epsilon, _, _ in rows)
+        method_width = max(len(method) for _, method, _ in rows)
         lines = [f"ε at δ = {self.bounds[0].delta:g}"]
-        lines += [f"  {e:>{widths[0]}}  {method:<{widths[1]}}  {neighbours}" for e, method, neighbours in rows]
-        return "\n".join([*lines, *(f"on condition: {condition}" for condition in self.bounds[0].conditions)])
+        for epsilon, method, neighbours in rows:
+            lines.append(f"  {epsilon:>{epsilon_width}}  {method:<{method_width}}  {neighbours}")
+        for condition in self.bounds[0].conditions:
+            lines.append(f"on condition: {condition}")
+        return "\n".join(lines)
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Four digits, rounded up: a printed ε is not below the computed one."""
+    """ε as text with four digits, rounded up: a printed ε is not below the computed one."""
     if not 0 < epsilon < math.inf:
         return f"{epsilon:g}"
     exact = Decimal(epsilon)
@@ -85,8 +89,10 @@ def bound(
         runs: the records of the runs that wrote the events.
         composition: what an earlier call with the first of these events has computed, to be faster.
     """
-    charged, unit = _charged(events), unit_of(runs)
-    batching, conditions = _batching(charged), conditions_of(events, runs)
+    charged = _charged(events)
+    unit = unit_of(runs)
+    batching = _batching(charged)
+    conditions = conditions_of(events, runs)
     if batching == "poisson":
         epsilon = accounting.compose(_steps(charged), delta, composition)
         return Bound(epsilon, delta, "PLD, Poisson sampling", _sampled_neighbours(runs), conditions)
@@ -103,24 +109,39 @@ def report(
     runs: Sequence[RunRecord] = (),
     composition: Composition | None = None,
 ) -> Report:
-    """All methods side by side, and what it would be if every example were in every step."""
-    charged, first = _charged(events), bound(events, delta, runs, composition)
-    worst = accounting.gaussian_epsilon(_every_step(charged), delta)
-    others = conditions_of([replace(event, epoch=None) for event in events], runs)
-    last = Bound(worst, delta, f"exact Gaussian, every {unit_of(runs)} in every step", first.neighbours, others)
+    """The bounds by all methods, and what ε would be if every example were in every step; arguments as in ``bound``."""
+    charged = _charged(events)
+    first = bound(events, delta, runs, composition)
     batching = _batching(charged)
+    others: list[Bound] = []
     if batching == "shuffled":
-        return Report((first, *_of_passes(charged, delta, first, runs), last))
-    if batching == "fixed_size":
-        return Report((first, last))
-    bounds = [replace(first, epsilon=accounting.rdp_epsilon(_steps(charged), delta), method="RDP, Poisson sampling")]
+        others.extend(_further_bounds_of_passes(charged, delta, first, runs))
+    elif batching == "poisson":
+        others.extend(_further_bounds_of_samples(charged, delta, first, runs))
+    return Report((first, *others, _worst_case(events, delta, runs, first.neighbours)))
+
+
+def _worst_case(events: Sequence[Event], delta: float, runs: Sequence[RunRecord], neighbours: str) -> Bound:
+    """What holds if every example was in every step, whatever the batches were."""
+    epsilon = accounting.gaussian_epsilon(_every_step(_charged(events)), delta)
+    conditions = conditions_of([replace(event, epoch=None) for event in events], runs)
+    return Bound(epsilon, delta, f"exact Gaussian, every {unit_of(runs)} in every step", neighbours, conditions)
+
+
+def _further_bounds_of_samples(
+    charged: Sequence[Event], delta: float, first: Bound, runs: Sequence[RunRecord]
+) -> Iterator[Bound]:
+    """The other accountants of Poisson-sampled steps, beside the PLD."""
+    steps = _steps(charged)
+    yield replace(first, epsilon=accounting.rdp_epsilon(steps, delta), method="RDP, Poisson sampling")
     if unit_of(runs) == "user":
-        moments = accounting.moments_of(_steps(charged), delta)
-        bounds.append(replace(first, epsilon=moments, method="moments accountant, as in McMahan et al. 2018"))
-    return Report((first, *bounds, last))
+        moments = accounting.moments_of(steps, delta)
+        yield replace(first, epsilon=moments, method="moments accountant, as in McMahan et al. 2018")
 
 
-def _of_passes(charged: Sequence[Event], delta: float, first: Bound, runs: Sequence[RunRecord]) -> Iterator[Bound]:
+def _further_bounds_of_passes(
+    charged: Sequence[Event], delta: float, first: Bound, runs: Sequence[RunRecord]
+) -> Iterator[Bound]:
     """What else is to be said of passes in which every example is in one step."""
     passes = _passes(charged)
     zcdp = accounting.zcdp_epsilon(accounting.zcdp_rho(passes), delta)
@@ -131,12 +152,16 @@ def _of_passes(charged: Sequence[Event], delta: float, first: Bound, runs: Seque
 
 
 def _charged(events: Sequence[Event]) -> list[Event]:
-    """What costs something; raw scales are a condition instead. Steps whose noise nobody wrote down had none."""
-    return [e for e in events if e.steps and not is_raw_scales(e)]
+    """The events that cost something; raw scales are a condition instead."""
+    return [event for event in events if event.steps and not is_raw_scales(event)]
 
 
 def unit_of(runs: Sequence[RunRecord]) -> str:
-    """Whom the statement is about: a user with all their examples, or an example."""
+    """Whom the statement is about: "user", with all their examples, or "example".
+
+    Raises:
+        LedgerError: if some runs had users and others examples.
+    """
     users = {run.unit == "user" for run in runs}
     if len(users) > 1:
         raise LedgerError("steps on users and steps on examples in one ledger cannot be accounted together")
@@ -144,7 +169,10 @@ def unit_of(runs: Sequence[RunRecord]) -> str:
 
 
 def _batching(charged: Sequence[Event]) -> str:
-    families = {family(e.batching) for e in charged if e.kind == "gradients"} or {"shuffled"}
+    """The one kind of batching that all steps have: "shuffled", "poisson" or "fixed_size"."""
+    families = {family(event.batching) for event in charged if event.kind == "gradients"}
+    if not families:
+        return "shuffled"
     unknown = families - {"shuffled", "poisson", "fixed_size"}
     if unknown:
         raise LedgerError(f"the ledger holds batching that cannot be accounted for: {', '.join(sorted(unknown))}")
@@ -156,24 +184,36 @@ def _batching(charged: Sequence[Event]) -> str:
 
 
 def _passes(charged: Sequence[Event]) -> list[float]:
-    """One multiplier for each pass; if set_epoch was never called, each step is a pass."""
-    passes = [1 if e.kind == "layer_norms" or e.epoch is not None else e.steps for e in charged]
-    return [_noise(e) / math.sqrt(n) for e, n in zip(charged, passes, strict=True)]
+    """The noise multiplier of each event as one release: n passes with z are one with z/√n (privacy.md section 7).
+
+    If set_epoch was never called, each step is a pass.
+    """
+    multipliers = []
+    for event in charged:
+        is_one_pass = event.kind == "layer_norms" or event.epoch is not None
+        passes = 1 if is_one_pass else event.steps
+        multipliers.append(_noise(event) / math.sqrt(passes))
+    return multipliers
 
 
 def _every_step(charged: Sequence[Event]) -> list[float]:
-    return [_noise(e) / math.sqrt(e.steps) for e in charged]
+    """The noise multiplier of each event as one release, if each of its steps is a pass of its own."""
+    return [_noise(event) / math.sqrt(event.steps) for event in charged]
 
 
 def _steps(charged: Sequence[Event]) -> list[Steps]:
-    """Sampled steps; measured scales are charged without amplification."""
-    return [
-        Steps(_noise(e), e.sampling_rate if e.kind == "gradients" and e.sampling_rate else 1.0, e.steps)
-        for e in charged
-    ]
+    """The sampled steps of each event; measured scales are charged without amplification (privacy.md section 5)."""
+    steps = []
+    for event in charged:
+        rate = 1.0
+        if event.kind == "gradients" and event.sampling_rate:
+            rate = event.sampling_rate
+        steps.append(Steps(_noise(event), rate, event.steps))
+    return steps
 
 
 def _noise(event: Event) -> float:
+    """The event's noise multiplier; steps whose noise nobody wrote down had none."""
     return event.noise_multiplier or 0.0
 
 
@@ -182,7 +222,10 @@ def _neighbours(runs: Sequence[RunRecord]) -> str:
 
 
 def _sampled_neighbours(runs: Sequence[RunRecord]) -> str:
-    """Where the micro-batch of an example followed from its index, removing one moved all later ones to others."""
+    """The neighbours of Poisson-sampled steps.
+
+    Where the micro-batch of an example followed from its index, removing one put all later ones into others.
+    """
     unit = unit_of(runs)
     for run in runs:
         batches = run.batches or BatchesRecord()

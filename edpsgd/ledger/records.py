@@ -2,67 +2,41 @@
 
 A record is data: it is written as JSON, compared between workers, and read by conditions, card and
 planning. None means that something was not recorded or, where None is a setting, that it was not
-set. A new setting of PrivateOptimizer is a new field here; a new condition of ε that any worker may
-cause is a mark.
+set. A new setting of PrivateOptimizer is a new field here. A new condition of ε that any worker may
+cause is a mark: a flag of the record that any worker may set, and that the workers tell each other
+in the step's message.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from edpsgd.ledger.events import LedgerError, is_int
+from edpsgd.ledger.typed_record import (
+    CHOICE,
+    TypedRecord,
+    constructor_arguments,
+    has_type,
+    is_nested_too_deep,
+    refusal,
+)
 from edpsgd.mechanism.layer_scales import FirstStepNorms
 
-_DEEPEST = 16  # settings of a run are nested three deep
 _OLD_CHANGE = ", changed"  # what ids of changed runs ended in, before `changes` said so
 _OLD_SCALES = re.compile(r"FirstStepNorms\((?:noise_multiplier=)?(?P<multiplier>[\w.+-]*)\)")
 
-
-# A setting whose None says that it was not set, such as no decay: it is always written.
-_CHOICE = {"is_choice": True}
-# What any worker may do, and what is then a condition of ε for all: told in the step's message.
+# A flag that any worker may set, and that is then a condition of ε for all.
 _MARK = {"is_mark": True}
-
 
 Scales = Mapping[str, float] | FirstStepNorms
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Record:
-    """Typed fields, and what versions before or after this one say beside them.
-
-    Attributes:
-        others: values by names that this version does not know; read-only, and written again.
-    """
-
-    others: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        kinds = _KINDS[type(self)]
-        wrong = [name for name in kinds if not _fits(getattr(self, name), kinds[name])]
-        if wrong:
-            raise _refusal(*wrong)
-        if any(item.name in self.others for item in _own_fields(type(self))):
-            raise LedgerError("a run has a name twice")
-        object.__setattr__(self, "others", MappingProxyType(copy.deepcopy(dict(self.others))))
-
-    def _recorded(self) -> dict[str, Any]:
-        """Fields by their names: those that were recorded, and those whose None is a setting."""
-        recorded = {}
-        for item in _own_fields(type(self)):
-            value = getattr(self, item.name)
-            if value != item.default or "is_choice" in item.metadata:
-                recorded[item.name] = value
-        return {**recorded, **copy.deepcopy(dict(self.others))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchesRecord(_Record):
+class BatchesRecord(TypedRecord):
     """What a sampler says of itself in ``describe()``.
 
     Attributes:
@@ -82,7 +56,7 @@ class BatchesRecord(_Record):
 
     kind: str | None = None
     examples: int | None = None
-    micro_batches: int | None = field(default=None, metadata=_CHOICE)
+    micro_batches: int | None = field(default=None, metadata=CHOICE)
     steps_per_epoch: int | None = None
     together: bool | None = None
     seeded: bool | None = None
@@ -100,7 +74,7 @@ class BatchesRecord(_Record):
         """A record of what ``describe()`` of a sampler says, or of the JSON of a file."""
         if not isinstance(settings, Mapping):
             raise LedgerError("the batches of a run must have names and values")
-        return cls(**_arguments(cls, settings))
+        return cls(**constructor_arguments(cls, settings))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON-ready data."""
@@ -111,7 +85,7 @@ class BatchesRecord(_Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord(_Record):
+class RunRecord(TypedRecord):
     """The settings of a run, under the names of PrivateOptimizer's arguments, and what it did.
 
     Attributes:
@@ -119,7 +93,7 @@ class RunRecord(_Record):
         noise_decay: how the multiplier falls, in words.
         layer_scaling: given scales by parameter, or how they were measured.
         seeded: whether the noise follows from a given seed.
-        sensitivity: how far one unit can move the sum of clipped gradients.
+        sensitivity: of the sum of clipped gradients, in the units of ``clip_norm`` (privacy.md section 2).
         batches: of the sampler; None if there was none.
         one_pass: whether examples were clipped in one backward pass.
         loss_scaling: whether a GradScaler scaled the losses.
@@ -143,18 +117,18 @@ class RunRecord(_Record):
     workers: int | None = None
     clip_norm: float | None = None
     noise_multiplier: float | None = None
-    noise_decay: str | None = field(default=None, metadata=_CHOICE)
+    noise_decay: str | None = field(default=None, metadata=CHOICE)
     clipping: str | None = None
     unit: str | None = None
-    layer_scaling: Scales | None = field(default=None, metadata=_CHOICE)
+    layer_scaling: Scales | None = field(default=None, metadata=CHOICE)
     noise: str | None = None
     noise_placement: str | None = None
-    divisor: float | None = field(default=None, metadata=_CHOICE)
-    compression: str | None = field(default=None, metadata=_CHOICE)
+    divisor: float | None = field(default=None, metadata=CHOICE)
+    compression: str | None = field(default=None, metadata=CHOICE)
     verify: str | None = None
     seeded: bool | None = None
     sensitivity: float | None = None
-    batches: BatchesRecord | None = field(default=None, metadata=_CHOICE)
+    batches: BatchesRecord | None = field(default=None, metadata=CHOICE)
     one_pass: bool = field(default=False, metadata=_MARK)
     loss_scaling: bool = field(default=False, metadata=_MARK)
     clip_fraction_read: bool = field(default=False, metadata=_MARK)
@@ -193,9 +167,9 @@ class RunRecord(_Record):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> RunRecord:
         """A record of settings in a dictionary, of a run that may have no id yet."""
-        if _depth(settings) > _DEEPEST:
+        if is_nested_too_deep(settings):
             raise LedgerError("the settings of a run are nested too deep")
-        arguments = _arguments(cls, _upgraded(settings))
+        arguments = constructor_arguments(cls, _upgraded(settings))
         arguments["layer_scaling"] = _scales(arguments.get("layer_scaling"))
         if arguments.get("batches") is not None:
             arguments["batches"] = BatchesRecord.from_settings(arguments["batches"])
@@ -217,7 +191,7 @@ class RunRecord(_Record):
         return data
 
     def settings(self) -> dict[str, Any]:
-        """The same without what says where the run stands among others."""
+        """The settings as JSON-ready data, without what says where the run stands among others."""
         data = self.to_json()
         for name in ("id", "changes", "begins_after"):
             data.pop(name, None)
@@ -231,53 +205,6 @@ class RunRecord(_Record):
 MARKS = tuple(item.name for item in fields(RunRecord) if "is_mark" in item.metadata)
 
 
-def _own_fields(record: type[Any]) -> list[Field[Any]]:
-    return [item for item in fields(record) if item.name != "others"]
-
-
-def _refusal(*names: str) -> LedgerError:
-    """Without the values, which may be anything."""
-    return LedgerError(f"a run has {' and '.join(names)} that no run can have written")
-
-
-def _kinds(record: type[Any]) -> dict[str, tuple[Any, ...]]:
-    """Of each field, the types that its values may have."""
-    kinds = {}
-    for name, hint in get_type_hints(record).items():
-        is_union = get_origin(hint) not in (None, Mapping, tuple)
-        members = get_args(hint) if is_union else (hint,)
-        kinds[name] = tuple(get_origin(member) or member for member in members)
-    return kinds
-
-
-_KINDS: dict[type, dict[str, tuple[Any, ...]]] = {}
-for _record in (BatchesRecord, RunRecord):
-    _KINDS[_record] = _kinds(_record)
-
-
-def _fits(value: object, kinds: tuple[Any, ...]) -> bool:
-    if isinstance(value, bool):  # which is an int for Python only
-        return bool in kinds
-    if isinstance(value, int) and float in kinds:
-        return True
-    return isinstance(value, kinds)
-
-
-def _arguments(record: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a record's constructor; None is a choice, and what was not recorded is missing."""
-    names = {item.name for item in _own_fields(record)}
-    arguments: dict[str, Any] = {"others": {}}
-    for name, value in settings.items():
-        if name in names:
-            arguments[name] = value
-        else:
-            arguments["others"][name] = value
-    for item in _own_fields(record):
-        if "is_choice" not in item.metadata and arguments.get(item.name, item) is None:
-            raise _refusal(item.name)
-    return arguments
-
-
 def _upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in today's form, also those that versions up to 0.1.0 wrote.
 
@@ -286,18 +213,23 @@ def _upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
     upgraded = dict(settings)
     scaling, run_id = upgraded.get("layer_scaling"), upgraded.get("id")
     if isinstance(scaling, str):
-        found = _OLD_SCALES.fullmatch(scaling)
-        if found is None:
-            raise _refusal("layer_scaling")
-        multiplier = found["multiplier"]
-        try:
-            number = None if multiplier in ("", "None") else float(multiplier)
-        except ValueError:
-            raise _refusal("layer_scaling") from None
-        upgraded["layer_scaling"] = {"measured": True, "noise_multiplier": number}
+        upgraded["layer_scaling"] = _measured_scales(scaling)
     if isinstance(run_id, str) and run_id.endswith(_OLD_CHANGE):
         upgraded.setdefault("changes", run_id.removesuffix(_OLD_CHANGE))
     return upgraded
+
+
+def _measured_scales(printed: str) -> dict[str, bool | float | None]:
+    """What ``FirstStepNorms.describe()`` says today, of scales as version 0.1.0 printed them."""
+    found = _OLD_SCALES.fullmatch(printed)
+    if found is None:
+        raise refusal("layer_scaling")
+    multiplier = found["multiplier"]
+    try:
+        number = None if multiplier in ("", "None") else float(multiplier)
+    except ValueError:
+        raise refusal("layer_scaling") from None
+    return {"measured": True, "noise_multiplier": number}
 
 
 def _scales(data: Any) -> Any:
@@ -306,39 +238,21 @@ def _scales(data: Any) -> Any:
         return data
     multiplier = data.get("noise_multiplier")
     is_known = data.keys() == {"measured", "noise_multiplier"}
-    if not is_known or not _fits(multiplier, (float, type(None))):
-        raise _refusal("layer_scaling")
+    if not is_known or not has_type(multiplier, (float, type(None))):
+        raise refusal("layer_scaling")
     try:
         return FirstStepNorms(multiplier)
     except (ValueError, OverflowError):
-        raise _refusal("layer_scaling") from None
+        raise refusal("layer_scaling") from None
 
 
 def _check_place(place: tuple[int, ...]) -> None:
+    """Refuses a ``begins_after`` that is not a number of events and one of steps."""
     if len(place) != 2 or not all(map(is_int, place)):
         raise LedgerError("a run must begin after a number of events, and of steps in the last one")
 
 
 def _check_scales(scales: Mapping[str, float]) -> None:
     for name, scale in scales.items():
-        if not isinstance(name, str) or not _fits(scale, (float,)):
-            raise _refusal("layer_scaling")
-
-
-def _depth(data: object) -> int:
-    """Of lists and mappings in each other, as far as it matters."""
-    depth, level = 0, [data]
-    while depth <= _DEEPEST:
-        inside: list[object] = []
-        has_nested = False
-        for one in level:
-            if isinstance(one, Mapping):
-                inside.extend(one.values())
-                has_nested = True
-            elif isinstance(one, list | tuple):
-                inside.extend(one)
-                has_nested = True
-        if not has_nested:
-            break
-        depth, level = depth + 1, inside
-    return depth
+        if not isinstance(name, str) or not has_type(scale, (float,)):
+            raise refusal("layer_scaling")

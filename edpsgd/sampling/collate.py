@@ -28,8 +28,10 @@ class Collate:
         self._collate_fn = collate_fn
 
     def __call__(self, examples: list[Any]) -> Any:
-        """The batch."""
-        return self._collate_fn(examples) if len(examples) else _emptied(self._collate_fn([self._example]))
+        """The batch of these examples, which may be none."""
+        if len(examples):
+            return self._collate_fn(examples)
+        return _emptied(self._collate_fn([self._example]))
 
 
 def _emptied(batch: Any) -> Any:
@@ -41,9 +43,11 @@ def _emptied(batch: Any) -> Any:
         emptied.update({name: _emptied(value) for name, value in batch.items()})
         return emptied
     if isinstance(batch, tuple | list):
+        is_named_tuple = hasattr(batch, "_fields")
         has_parts = any(isinstance(part, torch.Tensor | Mapping | tuple | list) for part in batch)
-        parts = [_emptied(part) for part in batch] if has_parts or hasattr(batch, "_fields") else []
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        # A plain list without such parts holds one entry for each example, such as its text.
+        parts = [_emptied(part) for part in batch] if has_parts or is_named_tuple else []
+        return type(batch)(*parts) if is_named_tuple else type(batch)(parts)
     if isinstance(batch, str | int | float):
         return type(batch)()  # a text or a count of the batch: nothing of the example may stay
     raise ValueError(f"Collate cannot empty a {type(batch).__name__}: use a collate_fn that takes an empty list itself")

@@ -50,11 +50,12 @@ def order_digest(examples: object) -> bytes | None:
 
 
 def _read(examples: Any, most: int) -> bytes | None:
+    """A digest of at most so many examples, the first and the last among them; None if one cannot be read."""
     digest = hashlib.blake2b(digest_size=32)
     try:
         count = len(examples)
-        places = range(count) if count <= most else (i * (count - 1) // (most - 1) for i in range(most))
-        for place in places:
+        for number in range(min(count, most)):
+            place = number if count <= most else number * (count - 1) // (most - 1)
             digest.update(_digest(examples[place]))
     except Exception:  # a data set may fail in any way if it is asked for an item here: then nothing is known
         return None
@@ -62,7 +63,7 @@ def _read(examples: Any, most: int) -> bytes | None:
 
 
 def _digest(item: object) -> bytes:
-    """Of one item, by its kind and its value."""
+    """The digest of one item, by its kind and its value: 16 bytes."""
     return hashlib.blake2b(_kind(item) + b":" + _value(item), digest_size=16).digest()
 
 
@@ -71,6 +72,7 @@ def _kind(item: object) -> bytes:
 
 
 def _value(item: object) -> bytes:
+    """Bytes that are the same for equal values of one kind, in every process."""
     if isinstance(item, bytes | bytearray):
         return bytes(item)
     if isinstance(item, str):

@@ -1,4 +1,8 @@
-"""What the sum of user updates is divided by (McMahan et al. 2018), and how far one user then moves it."""
+"""What the sum of user updates is divided by, and its sensitivity to one user (McMahan et al. 2018, section 2).
+
+S is the clip norm, q the sampling rate, and W the sum of the weights of all users. The attribute ``reach`` is the
+sensitivity of the weighted sum in clip norms: q·W, or q·W_min, times that of the mean update over S.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from edpsgd._arguments import check_number
 
 @dataclass(frozen=True)
 class FixedDenominator:
-    """The mean update is the weighted sum over q·W, a public number: one user moves it by S/(qW) at most.
+    """The mean update is the weighted sum over q·W, a public number: its sensitivity is S/(qW) at most.
 
     Args:
         total_weight: W, from public knowledge; None for the number of users, which W never exceeds.
@@ -29,7 +33,7 @@ class FixedDenominator:
             check_number("total_weight", self.total_weight, 0.0, strict=True)
 
     def weight(self, users: int) -> float:
-        """W."""
+        """W, which is the number of users unless it was given."""
         return users if self.total_weight is None else self.total_weight
 
     def share(self, expected: float, drawn: float) -> float:
@@ -37,13 +41,13 @@ class FixedDenominator:
         return 1.0
 
     def describe(self, expected: float) -> str:
-        """For the card."""
+        """What the card says of it, in words; ``expected`` is q·W."""
         return f"the sum is divided by {expected:.6g}, whoever was drawn"
 
 
 @dataclass(frozen=True)
 class ClippedDenominator:
-    """The sum over the weight that was drawn, or over q·W_min if that is more: one user moves it by 2S/(qW_min).
+    """The sum over the weight that was drawn, or over q·W_min if that is more: its sensitivity is 2S/(qW_min).
 
     Args:
         least_weight: W_min, from public knowledge.
@@ -62,7 +66,7 @@ class ClippedDenominator:
         check_number("least_weight", self.least_weight, 0.0, strict=True)
 
     def weight(self, users: int) -> float:
-        """W_min."""
+        """W_min, whatever the number of users."""
         return self.least_weight
 
     def share(self, expected: float, drawn: float) -> float:
@@ -70,5 +74,5 @@ class ClippedDenominator:
         return expected / max(expected, drawn)
 
     def describe(self, expected: float) -> str:
-        """For the card."""
+        """What the card says of it, in words; ``expected`` is q·W_min."""
         return f"the sum is divided by the weight that was drawn, {expected:.6g} at least"

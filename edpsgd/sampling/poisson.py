@@ -60,8 +60,8 @@ class PoissonBatches(RandomDraws):
         collective: str | Collective = "auto",
         seed: int | None = None,
     ) -> None:
-        self.sampling_rate, self.unit, self._slots, self._steps = sampling_rate, unit, micro_batches, steps_per_epoch
-        self.together = together
+        self.sampling_rate, self.unit, self.together = sampling_rate, unit, together
+        self._given_micro_batches, self._given_steps = micro_batches, steps_per_epoch
         super().__init__(examples, read_ahead, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
@@ -69,13 +69,13 @@ class PoissonBatches(RandomDraws):
         if isinstance(q, bool) or not isinstance(q, int | float) or not 0 < q <= 1:
             raise ValueError(f"sampling_rate must be > 0 and <= 1, got {shown(q)}")
         check_choice("unit", self.unit, self._units)
-        check_count("micro_batches", self._slots)
-        if self.unit != "micro_batch" and self._slots != 1:
+        check_count("micro_batches", self._given_micro_batches)
+        if self.unit != "micro_batch" and self._given_micro_batches != 1:
             raise ValueError("micro_batches is for unit='micro_batch'; with unit='example' it follows the draw")
         self.sampling_rate = _drawn_rate(float(q))
-        self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._steps is None else self._steps
+        self.steps_per_epoch = math.ceil(1 / q - 1e-9) if self._given_steps is None else self._given_steps
         check_count(self._names[1], self.steps_per_epoch)
-        self.micro_batches = self._slots if self.unit == "micro_batch" else None
+        self.micro_batches = self._given_micro_batches if self.unit == "micro_batch" else None
         return super()._prepare()
 
     @property
@@ -89,7 +89,7 @@ class PoissonBatches(RandomDraws):
         return self.examples * (self.sampling_rate or 0.0)
 
     def fits(self, unit: str) -> bool:
-        """The draw is split for one unit or the other."""
+        """Whether the optimizer's unit is the one that the draw is split for."""
         return unit == self.unit
 
     def describe(self) -> dict[str, Any]:
@@ -128,20 +128,23 @@ class PoissonBatches(RandomDraws):
 
         The number of an index does not depend on how many others there are.
         """
-        own = self.micro_batches or 1
+        own = self._batches_per_step
         slots = self._workers * own
         batches: list[list[int]] = [[] for _ in range(own)]
         for start in range(0, self.examples, _CHUNK):
             numbers = generator.random(min(_CHUNK, self.examples - start))
             chosen = np.flatnonzero(numbers < q)
-            slot = np.minimum((numbers[chosen] * (slots / q)).astype(np.int64), slots - 1)  # never beyond, by rounding
+            # A number below q is uniform up to q: its share of q says which slot it falls into.
+            slot_of_chosen = (numbers[chosen] * (slots / q)).astype(np.int64)
+            slot_of_chosen = np.minimum(slot_of_chosen, slots - 1)  # never beyond, by rounding
             for k, batch in enumerate(batches):
-                batch += (chosen[slot == self._rank * own + k] + start).tolist()
+                is_in_batch = slot_of_chosen == self._rank * own + k
+                batch += (chosen[is_in_batch] + start).tolist()
         return batches
 
 
 def _drawn_rate(q: float) -> float:
-    """The probability that a random number, a multiple of 2^-53, is below q: what the accountant must know.
+    """The probability that a uniform random number, a multiple of 2^-53, is below q: what the accountant must know.
 
     Example:
         >>> _drawn_rate(0.05), _drawn_rate(1e-30) == 2.0**-53

@@ -38,11 +38,12 @@ class RandomDraws(Batches):
         return hashlib.blake2b(what.encode(), key=self._secret, digest_size=32).digest()
 
     def _check_process(self) -> None:
-        """A forked process must not draw the same."""
+        """Takes another secret if this process was forked: it must not draw the same as the one before."""
         if self._process != os.getpid():
             self._renew_secret()
 
     def _renew_secret(self) -> None:
+        """Lets this process or copy draw by itself; with a seed it draws the same again."""
         self._process = os.getpid()
         if self.seed is None:
             if self._is_common and self._workers > 1:

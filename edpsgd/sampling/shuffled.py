@@ -59,16 +59,16 @@ class ShuffledBatches(Batches):
         check_count("batch_size", self.batch_size)
         check_count("micro_batches", self.micro_batches)
         largest_shard = math.ceil(self.examples / self._workers)
-        self.steps_per_epoch = math.ceil(largest_shard / (self.batch_size * (self.micro_batches or 1)))
+        self.steps_per_epoch = math.ceil(largest_shard / (self.batch_size * self._batches_per_step))
         return super()._prepare()[0], self._secret  # worker 0's, so that its checkpoint fits all workers
 
     @property
     def expected_batch(self) -> float:
         """Examples in a full step, over all workers."""
-        return float(self._workers * self.batch_size * (self.micro_batches or 1))
+        return float(self._workers * self.batch_size * self._batches_per_step)
 
     def fits(self, unit: str) -> bool:
-        """Single examples need batches of one."""
+        """Whether its batches are the optimizer's units: micro-batches always, single examples if they have one."""
         return unit == "micro_batch" or (unit == "example" and self.batch_size == 1)
 
     def describe(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class ShuffledBatches(Batches):
         """Goes on where another sampler stood; in the middle of an epoch only with the same shards and batches."""
         super().load_state_dict(state)
         if state["position"] > 0 and state["layout"] != self._layout():  # the epoch was complete
-            self._move(state["epoch"], self.steps_per_epoch, state["passes"])
+            self._set_position(state["epoch"], self.steps_per_epoch, state["passes"])
         self._key = bytes.fromhex(state["key"])
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -98,11 +98,12 @@ class ShuffledBatches(Batches):
             )
 
     def _layout(self) -> dict[str, int]:
+        """What the batches of an epoch depend on, beside its key."""
         return {
             "examples": self.examples,
             "workers": self._workers,
             "batch_size": self.batch_size,
-            "micro_batches": self.micro_batches or 1,
+            "micro_batches": self._batches_per_step,
             "steps": self.steps_per_epoch,
         }
 
@@ -112,10 +113,13 @@ class ShuffledBatches(Batches):
     def _draw(self, step: int) -> list[list[int]]:
         if self._order is None or self._order[0] != self._key:
             self._order = (self._key, self._generator("order").permutation(self._shard()))
-        size, number = self.batch_size, self.micro_batches or 1
-        starts = [(step * number + k) * size for k in range(number)]
-        chosen = [self._order[1][start : start + size] for start in starts]
-        return [[int(i) * self._workers + self._rank for i in batch] for batch in chosen]
+        _, order = self._order
+        batches = []
+        for k in range(self._batches_per_step):
+            start = (step * self._batches_per_step + k) * self.batch_size
+            in_shard = order[start : start + self.batch_size]
+            batches.append([int(place) * self._workers + self._rank for place in in_shard])
+        return batches
 
     def __getstate__(self) -> dict[str, Any]:
         follow_up = hashlib.blake2b(b"copy", key=self._key, digest_size=32).digest()  # alike on all workers

@@ -1,8 +1,10 @@
-"""Who takes part in a round of user-level training: samplers of users, which vouch for the accounting.
+"""Who takes part in a round of user-level training: samplers of users, on whose draws the accounting relies.
 
-As with examples, user k belongs to worker k modulo the number of workers, so that adding, removing or replacing a user
-never moves another one. Names as in McMahan et al. 2018: q the sampling rate, w_k = min(n_k/ŵ, 1) the weight of a user
-with n_k examples, W the sum of all weights, S the clip norm.
+As with examples, user k belongs to worker k modulo the number of workers. Users are clipped one by one, so that it does
+not matter to a user whether another one is added, removed or replaced (privacy.md section 7).
+
+Names as in McMahan et al. 2018: q the sampling rate, w_k = min(n_k/ŵ, 1) the weight of a user with n_k examples, W the
+sum of all weights, S the clip norm.
 """
 
 from __future__ import annotations
@@ -26,10 +28,16 @@ def _is_count(value: object) -> bool:
 
 
 def _listed(users: int | Sequence[int]) -> int | tuple[int, ...]:
-    """A copy that nobody else can change."""
+    """The number of users, or a copy of their numbers of examples that nobody else can change."""
     if isinstance(users, str | bytes | bool):
         raise ValueError(f"users must be a count, or the number of examples of each, got {type(users).__name__}")
-    return int(users) if isinstance(users, int | np.integer) else tuple(users)
+    if isinstance(users, int | np.integer):
+        return int(users)
+    return tuple(users)
+
+
+def _number_of_users(counts: int | tuple[int, ...]) -> int:
+    return counts if isinstance(counts, int) else len(counts)
 
 
 class Users(Batches):
@@ -54,7 +62,7 @@ class Users(Batches):
         return super()._prepare()
 
     def _order_digest(self, examples: object) -> bytes | None:
-        """Of the users' numbers of examples, if they were given."""
+        """A digest of the users' numbers of examples, if they were given, to see that all workers have the same."""
         return super()._order_digest(self._counts)
 
     def _compare_order(self, digests: Sequence[bytes | None]) -> None:
@@ -63,7 +71,7 @@ class Users(Batches):
         self.is_order_compared = False
 
     def fits(self, unit: str) -> bool:
-        """Only users."""
+        """Whether the optimizer's unit is a user."""
         return unit == "user"
 
     @property
@@ -77,8 +85,10 @@ class Users(Batches):
         return self._denominator.follows_draw
 
     def weight(self, user: int) -> float:
-        """Of one user."""
-        return 1.0 if self._cap is None or isinstance(self._counts, int) else min(self._counts[user] / self._cap, 1.0)
+        """The weight w_k of one user, by number; from 0 to 1."""
+        if self._cap is None or isinstance(self._counts, int):
+            return 1.0
+        return min(self._counts[user] / self._cap, 1.0)
 
     def share(self, drawn: float) -> float:
         """What contributions are multiplied by if users of this weight were drawn, over all workers."""
@@ -127,10 +137,9 @@ class PoissonUsers(Users, PoissonBatches):
         seed: int | None = None,
     ) -> None:
         self._counts, self._cap, self._denominator = _listed(users), weight_cap, denominator
-        count = self._counts if isinstance(self._counts, int) else len(self._counts)
         PoissonBatches.__init__(
             self,
-            count,
+            _number_of_users(self._counts),
             sampling_rate,
             steps_per_epoch=rounds_per_epoch,
             unit="user",
@@ -148,7 +157,7 @@ class FixedSizeUsers(Users, RandomDraws):
     """Rounds of a fixed number of users, drawn without replacement: sound for replacing one user.
 
     All workers draw the same round, and each keeps its own users of it. The accounting is looser than with
-    PoissonUsers, and replacing a user moves the sum by 2S: prefer those unless a fixed number is needed.
+    PoissonUsers, and the sensitivity of replacing a user is 2S: prefer those unless a fixed number is needed.
 
     Args:
         users: how many there are, or the number of examples of each.
@@ -181,7 +190,7 @@ class FixedSizeUsers(Users, RandomDraws):
     ) -> None:
         self._counts, self._cap, self._denominator = _listed(users), weight_cap, denominator
         self.cohort, self._rounds = cohort, rounds_per_epoch
-        super().__init__(self._counts if isinstance(self._counts, int) else len(self._counts), 0, collective, seed)
+        super().__init__(_number_of_users(self._counts), 0, collective, seed)
 
     def _prepare(self) -> tuple[dict[str, Any], bytes | None]:
         check_count(self._names[0], self.examples)

@@ -77,7 +77,8 @@ class Snapshot:
         for module in self._modules:
             _walk("", module, found, is_inside_object=False)
         if not self._with_parameters:
-            found.values = {n: v for n, v in found.values.items() if not isinstance(v, nn.Parameter)}
+            others = {name: value for name, value in found.values.items() if not isinstance(value, nn.Parameter)}
+            found.values = others
         return found
 
 
@@ -99,9 +100,13 @@ def _walk(name: str, value: Any, found: _Found, is_inside_object: bool) -> None:
 
 
 def _items(holder: Any) -> Iterable[tuple[str, Any]]:
-    """What it holds, with the ends of the names."""
+    """What a holder holds, with the ends of the names; a key that may be private text is named by its type."""
     if isinstance(holder, dict):
-        return [(str(key) if isinstance(key, str | int) else type(key).__name__, item) for key, item in holder.items()]
+        items = []
+        for key, item in holder.items():
+            name = str(key) if isinstance(key, str | int) else type(key).__name__
+            items.append((name, item))
+        return items
     if isinstance(holder, list | tuple | set | deque):
         return [(f"[{number}]", item) for number, item in enumerate(holder)]
     return list(vars(holder).items())
@@ -153,13 +158,18 @@ def _write(value: _Values, copy: _Values) -> None:
 
 
 def _is_same(value: _Values, copy: _Values | None) -> bool:
-    """NaN equals NaN here."""
+    """Whether a value is still what its copy says, in shape, dtype and place too; NaN equals NaN here."""
     if isinstance(value, torch.Tensor) and isinstance(copy, torch.Tensor):
         if value.shape != copy.shape or value.dtype != copy.dtype or value.device != copy.device:
             return False
         value = value.detach()
-        return torch.equal(value, copy) or bool(((value == copy) | ((value != value) & (copy != copy))).all())
+        if torch.equal(value, copy):
+            return True
+        are_both_nan = (value != value) & (copy != copy)
+        return bool(((value == copy) | are_both_nan).all())
     if isinstance(value, np.ndarray) and isinstance(copy, np.ndarray):
-        is_alike = value.shape == copy.shape and value.dtype == copy.dtype
-        return is_alike and bool(np.all((value == copy) | ((value != value) & (copy != copy))))
+        if value.shape != copy.shape or value.dtype != copy.dtype:
+            return False
+        are_both_nan = (value != value) & (copy != copy)
+        return bool(np.all((value == copy) | are_both_nan))
     return False

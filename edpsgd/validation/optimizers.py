@@ -32,10 +32,17 @@ _NO_DDP = (
 
 
 def check_keeps_no_gradient(optimizer: torch.optim.Optimizer, buffers: Sequence[torch.Tensor]) -> None:
-    """Refuses an optimizer whose state holds .grad itself, in whose place the next step's bare sum will be."""
+    """Refuses an optimizer whose state holds .grad itself, in whose place the next step's sum without noise will be.
+
+    Args:
+        optimizer: that was wrapped, after a step.
+        buffers: the memory of all .grad.
+    """
     places = {buffer.untyped_storage().data_ptr() for buffer in buffers}
     for state in optimizer.state.values():
-        for name, value in state.items() if isinstance(state, dict) else ():
+        if not isinstance(state, dict):
+            continue
+        for name, value in state.items():
             is_plain = type(value) is torch.Tensor and value.layout is torch.strided
             if is_plain and value.untyped_storage().data_ptr() in places:
                 raise ValueError(
@@ -51,19 +58,27 @@ def check_no_ddp(parameters: Sequence[torch.Tensor]) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     wrappers = (DistributedDataParallel, FullyShardedDataParallel)
-    objects, ours = gc.get_objects(), {id(p) for p in parameters}
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, wrappers)}  # few types, many objects
-    for module in (candidate for candidate in objects if type(candidate) in kinds) if kinds else ():
-        if not ours.isdisjoint(map(id, module.parameters())):
+    own_ids = {id(parameter) for parameter in parameters}
+    objects = gc.get_objects()
+    # There are few types and many objects: only where a type is a wrapper are the objects gone through.
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, wrappers)}
+    if not kinds:
+        return
+    for module in objects:
+        if type(module) in kinds and not own_ids.isdisjoint(map(id, module.parameters())):
             raise ValueError(f"a {type(module).__name__} module holds these parameters. {_NO_DDP}")
 
 
 def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The parameters by name; refuses what named_parameters() of a plain model would not give."""
+    """The parameters by name; refuses what named_parameters() of a plain model would not give.
+
+    Raises:
+        ValueError: for what holds no (name, parameter) pairs, one of them twice, or sharded or complex parameters.
+    """
     if not isinstance(named_parameters, Iterable):
         raise ValueError(f"named_parameters must be model.named_parameters(), got a {type(named_parameters).__name__}")
     named = list(named_parameters)
-    if not all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor) for item in named):
+    if not all(map(_is_named_parameter, named)):
         raise ValueError("named_parameters must hold (name, parameter) pairs, as model.named_parameters() does")
     if not named:
         raise ValueError("named_parameters is empty: pass model.named_parameters()")
@@ -76,10 +91,14 @@ def named_layers(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[s
             "If it is no such module, call that child otherwise"
         )
     for name, parameter in named:
-        sharded = hasattr(parameter, "device_mesh") or "_fsdp_wrapped_module" in name or "_flat_param" in name
-        if parameter.is_complex() or sharded:
+        is_sharded = hasattr(parameter, "device_mesh") or "_fsdp_wrapped_module" in name or "_flat_param" in name
+        if parameter.is_complex() or is_sharded:
             raise ValueError(f"complex and sharded (FSDP, DTensor) parameters are not supported: {name}")
     return layers
+
+
+def _is_named_parameter(item: object) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor)
 
 
 def check_all_named(parameters: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> None:

@@ -21,17 +21,12 @@ _TUPLE = "tuple"
 
 def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     """Writes a model's tensors, so that whoever looks finds the old file or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.new")
+    copies = {name: _copied(tensor) for name, tensor in state.items()}
     try:
-        temporary.unlink(missing_ok=True)
-        save_file({name: _copied(tensor) for name, tensor in state.items()}, temporary)
-        temporary.chmod(0o600)
-        _sync(temporary)
-        os.replace(temporary, path)
+        with files.replaced_file(path, path.with_name(f".{path.name}.new")) as temporary:
+            save_file(copies, temporary)
     except SafetensorError as error:  # a full disk, for one
         raise OSError(f"cannot write {path}: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,21 +46,13 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
 def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any]) -> Path:
     """Writes a checkpoint into a folder of its own, and then removes older ones."""
     files.make_private(folder)
-    temporary, final = folder / ".new", _free_name(folder, step)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(mode=0o700)
-    try:
+    final = _free_name(folder, step)
+    with files.replaced_folder(final, folder / ".new") as temporary:
         save_weights(temporary / "weights.safetensors", model)
         tensors: dict[str, torch.Tensor] = {}
         content = {"step": step, "optimizer": _take_tensors(optimizer, tensors), "state": state}
         save_weights(temporary / "optimizer.safetensors", tensors)
         files.write_text(temporary / "state.json", json.dumps(content))
-        _sync(temporary)
-        os.replace(temporary, final)
-        _sync(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     for old in _all(folder):
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
@@ -139,12 +126,3 @@ def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [_put_tensors(item, tensors) for item in value]
     return value
-
-
-def _sync(path: Path) -> None:
-    """To the disk, not only to the operating system."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ import errno
 import itertools
 import math
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -18,9 +17,9 @@ from torch import nn
 import edpsgd
 from edpsgd import ClippedDenominator, FedAvg, FedSGD, FixedDenominator, FixedSizeUsers, PoissonUsers, card
 from edpsgd.ledger.records import RunRecord
-from edpsgd.planning import as_if
 from tests.helpers.common import SIGNIFICANCE, Spy
 from tests.helpers.federation import Point, points_of, pushed, reference_round, towards, training
+from tests.helpers.user_ledgers import user_ledger
 
 S = 2.0
 SIZES = [0, 40, 100, 250, 0, 400, 30, 90]  # examples of eight users
@@ -319,53 +318,6 @@ def test_going_on_from_a_checkpoint(sampler) -> None:
     assert [e.steps for e in three.optimizer.ledger.events] == [3, 2]
 
 
-def test_draws_of_a_fixed_size() -> None:
-    users = FixedSizeUsers(20, 6, rounds_per_epoch=400, collective="local", seed=3)
-    drawn = list(users)
-    assert all(len(set(d)) == 6 for d in drawn)
-    counts = np.bincount(np.concatenate(drawn), minlength=20)
-    statistic = float(((counts - 120) ** 2 / 120).sum())
-    assert statistic < chi2.ppf(1 - SIGNIFICANCE, 19)
-    fresh = [list(FixedSizeUsers(20, 6, collective="local")) for _ in range(2)]
-    assert fresh[0] != fresh[1]
-
-
-@pytest.mark.parametrize(
-    "make", [lambda **more: FixedSizeUsers(900, 9, **more), lambda **more: PoissonUsers(900, 0.01, **more)]
-)
-def test_copies_draw_other_users(make) -> None:
-    """Two runs with the same draws would be accounted as if these were independent."""
-    users = make(collective="local")
-    copies = [users, copy.deepcopy(users), *(pickle.loads(pickle.dumps(users)) for _ in range(2))]
-    draws = [list(one) for one in copies]
-    assert all(one != other for one, other in itertools.combinations(draws, 2))
-    seeded = make(collective="local", seed=1)
-    assert list(copy.deepcopy(seeded)) == list(seeded)
-
-
-def test_steps_that_are_run_again_draw_anew() -> None:
-    """A second draw must not repeat the first: the accounting takes them to be independent."""
-    users = FixedSizeUsers(1000, 10, collective="local")
-    users.set_epoch(0)
-    state, first = users.state_dict(), next(iter(users))
-    users.load_state_dict(state)
-    assert next(iter(users)) != first
-    assert "key" not in state
-
-
-# -------------------------------------------------------------------- accounting
-
-
-def user_ledger(batching: str, rate: float, z: float, rounds: int, users: int = 10**6) -> edpsgd.Ledger:
-    """As a run of so many rounds leaves it."""
-    ledger = edpsgd.Ledger()
-    ledger.begin_run({"unit": "user", "batches": {"kind": batching, "examples": users}})
-    ledger.open_epoch(0, batching, rate)
-    ledger.charge(z)
-    ledger.events[0].steps = rounds
-    return ledger
-
-
 TABLE_1 = {
     (10**5, 10**2, 1.0): (0.97, 0.98, 1.00, 1.07, 1.18, 2.21, 7.50),
     (10**6, 10**1, 1.0): (0.68, 0.69, 0.69, 0.69, 0.69, 0.72, 0.73),
@@ -404,17 +356,6 @@ def test_table_2_of_the_paper(users, cohort, figure) -> None:
     found = by_method(user_ledger("poisson", cohort / users, 1.0, 5000), 1e-9)
     assert found["moments accountant"] == pytest.approx(figure, abs=0.00051)
     assert found["PLD"] < figure
-
-
-def test_what_a_larger_run_would_cost() -> None:
-    """Table 2's first row from a run with 100 users a round and the same noise on the mean: σ = 0.003, S = 15."""
-    small = user_ledger("poisson", 100 / 763430, 0.003 * 100 / 15, 5000, users=763430)
-    large = user_ledger("poisson", 5000 / 763430, 1.0, 5000)
-    assert as_if(small, 1e-9, users=763430, cohort=5000) == pytest.approx(float(large.epsilon(1e-9)), rel=1e-6)
-    with pytest.raises(ValueError, match="cohort must be > 0"):
-        as_if(small, 1e-9, users=10, cohort=11)
-    with pytest.raises(edpsgd.LedgerError, match="PoissonUsers"):
-        as_if(user_ledger("fixed_size", 0.1, 1.0, 5), 1e-9, users=100, cohort=10)
 
 
 def test_rounds_of_a_fixed_size_are_accounted_as_such() -> None:

@@ -332,3 +332,69 @@ def test_the_count_of_a_run(whole) -> None:
     assert checkpoints.last_step(whole / "checkpoints") == max(lines)
     assert progress.last_step(whole / "checkpoints") == 0
     assert checkpoints.last_step(whole / "nothing") == 0
+
+
+# ---------------------------------------------------------------- files and folders that are replaced in one step
+
+
+def test_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path) -> None:
+    path, temporary = tmp_path / "weights", tmp_path / ".weights.new"
+    path.write_bytes(b"old")
+    temporary.write_bytes(b"left by a process that was killed")
+
+    def fail() -> None:
+        with files.replaced_file(path, temporary) as place:
+            assert not place.exists()
+            place.write_bytes(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("weights", b"old")]
+    with files.replaced_file(path, temporary) as place:
+        place.write_bytes(b"new")
+        assert path.read_bytes() == b"old"
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("weights", b"new")]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_replaced_folder_is_whole_or_not_there(tmp_path, fails) -> None:
+    (tmp_path / ".new").mkdir()
+    (tmp_path / ".new" / "left").touch()
+
+    def fill() -> None:
+        with files.replaced_folder(tmp_path / "step-1", tmp_path / ".new") as place:
+            (place / "state").touch()
+            if fails:
+                raise KeyError
+
+    if fails:
+        with pytest.raises(KeyError):
+            fill()
+        assert not list(tmp_path.iterdir())
+    else:
+        fill()
+        assert [str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*")] == ["step-1", "step-1/state"]
+
+
+def test_what_is_replaced_is_on_disk_first(tmp_path, monkeypatch) -> None:
+    """The content before its name; of a folder, the names in it, and then its own in the folder around it."""
+    calls: list[str] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        calls.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_sync(descriptor)
+
+    def replace(old, new) -> None:
+        calls.append(f"{Path(old).name} > {Path(new).name}")
+        real_replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    with files.replaced_file(tmp_path / "a", tmp_path / ".a.new") as place:
+        place.touch()
+    with files.replaced_folder(tmp_path / "b", tmp_path / ".b.new"):
+        pass
+    assert calls == [".a.new", ".a.new > a", ".b.new", ".b.new > b", tmp_path.name]

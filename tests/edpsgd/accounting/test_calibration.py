@@ -1,4 +1,4 @@
-"""Noise for a target ε that must pay for further releases too, such as measured layer scales."""
+"""From a target ε to its noise, also with further releases such as measured layer scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from scipy import optimize
 from scipy.stats import norm
 
 from edpsgd import ExponentialDecay, LinearDecay, accounting
-from edpsgd.accounting import calibrate
+from edpsgd.accounting import (
+    calibrate,
+    calibration,
+    gaussian_epsilon,
+    poisson_epsilon,
+    zcdp_epsilon,
+    zcdp_rho,
+)
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Bound, report
 from edpsgd.schedules import Decay
@@ -42,6 +49,16 @@ def mu_of(epsilon: float, delta: float) -> float:
         return float(norm.cdf(mu / 2 - epsilon / mu) - rest) - delta
 
     return float(optimize.brentq(excess, 1e-3, 20.0, xtol=1e-13))
+
+
+deltas = st.floats(-12.0, -1.0).map(lambda exponent: 10.0**exponent)
+
+
+def some(examples: int):
+    return settings(deadline=None, derandomize=True, max_examples=examples)
+
+
+SOME_DECAYS = [None, LinearDecay(0.2), ExponentialDecay(0.1), lambda t: 1.0 if t % 2 else 0.8]
 
 
 def test_exact_is_the_formula() -> None:
@@ -121,3 +138,74 @@ def test_what_the_releases_leave_nothing_of(sampling) -> None:
 def test_bad_releases(z) -> None:
     with pytest.raises(ValueError, match=r"also\[1\] must be a finite number > 0, got"):
         calibrate(8.0, 1e-5, 5, also=[2.0, z])
+
+
+def test_calibration() -> None:
+    decay = LinearDecay(0.1)
+    assert calibrate(8.0, 1e-5, 20, decay) == pytest.approx(5.45845559335, abs=1e-11)
+    assert calibrate(8.0, 1e-5, 20, decay, method="zcdp") == pytest.approx(6.27800735951, abs=1e-11)
+
+
+@some(60)
+@given(
+    st.floats(-3.0, 3.0).map(lambda e: 10.0**e),
+    deltas,
+    st.integers(1, 60),
+    st.sampled_from(SOME_DECAYS),
+    st.sampled_from(["exact", "zcdp"]),
+)
+def test_calibrate_then_account(target, delta, epochs, decay, method) -> None:
+    z = calibrate(target, delta, epochs, decay, method=method)
+    z_of_epochs = [z * f for f in accounting.decay_factors(epochs, decay)]
+    exact = gaussian_epsilon(z_of_epochs, delta)
+    epsilon = exact if method == "exact" else zcdp_epsilon(zcdp_rho(z_of_epochs), delta)
+    assert target * (1 - 1e-3) <= epsilon <= target
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "steps", "epochs", "decay"),
+    [
+        (1.0, 0.01, 100, 3, SOME_DECAYS[0]),
+        (3.0, 0.05, 20, 4, SOME_DECAYS[1]),
+        (0.3, 0.1, 10, 2, SOME_DECAYS[2]),
+        (8.0, 0.002, 500, 3, SOME_DECAYS[3]),
+        (2.0, 1.0, 1, 3, SOME_DECAYS[1]),
+        (0.05, 1e-3, 50, 1, SOME_DECAYS[0]),
+    ],
+)
+def test_calibrate_then_account_with_sampling(target, rate, steps, epochs, decay) -> None:
+    z = calibrate(target, 1e-5, epochs, decay, rate, steps)
+    z_of_epochs = [z * f for f in accounting.decay_factors(epochs, decay)]
+    epsilon = poisson_epsilon(z_of_epochs, rate, steps, 1e-5)
+    assert target * (1 - 1e-2) <= epsilon <= target
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(({"target_epsilon": v}, "target_epsilon must be a finite") for v in (0.0, -1.0, math.nan, math.inf, True)),
+        *(({"epochs": v}, "epochs must be an int >= 1, got") for v in (0, -1, 1.5, True, None, math.nan)),
+        *(({"decay": v}, "decay must be None or a callable") for v in (0.5, "linear", True)),
+        *(
+            ({"decay": lambda t, v=v: v if t == 3 else 1.0}, r"decay\(3\) must be a finite number > 0, got")
+            for v in (0.0, -1.0, math.nan, math.inf, True, None, "1")
+        ),
+        ({"sampling_rate": 0.1}, "sampling_rate and steps_per_epoch belong together"),
+        ({"steps_per_epoch": 10}, "sampling_rate and steps_per_epoch belong together"),
+        *(
+            ({"sampling_rate": 0.1, "steps_per_epoch": v}, "steps_per_epoch must be an int >= [01], got")
+            for v in (0, -1, 1.5, True)
+        ),
+        ({"method": "rdp"}, "method must be 'exact', or 'zcdp' without sampling, got 'rdp'"),
+        ({"method": "zcdp", "sampling_rate": 0.1, "steps_per_epoch": 10}, "method must be 'exact'"),
+        ({"delta": 0.0}, "delta must be between"),
+    ],
+)
+def test_bad_calibration(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        calibrate(**{"target_epsilon": 1.0, "delta": 1e-5, "epochs": 5, **settings})
+
+
+def test_a_calibration_never_settles_for_no_number() -> None:
+    with pytest.raises(ValueError, match="cannot be reached"):
+        calibration._raise_to_target(1.0, lambda z: math.nan, 1.0)

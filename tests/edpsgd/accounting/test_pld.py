@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as reference
-from scipy import fft, integrate, optimize, special
+from scipy import fft, integrate, optimize
 
 from edpsgd import accounting
-from edpsgd.accounting import loss_cumulants, loss_grid, pld
+from edpsgd.accounting import loss_transform, pld
 from edpsgd.accounting.pld import Composition, Steps
 
 THREE_DIGITS = 5e-4  # relative
@@ -50,9 +50,6 @@ def test_three_digits_and_never_below_a_finer_grid(steps, delta) -> None:
     print(f"{(epsilon - fine) / fine if fine else epsilon:.2g} above the finer grid")
     assert math.isfinite(fine)
     assert fine <= epsilon <= fine * (1 + THREE_DIGITS)
-
-
-# -------------------------------------------------------------------- one step: closed forms
 
 
 def density(x: float, z: float) -> float:
@@ -112,9 +109,6 @@ def test_each_direction_of_one_step_against_an_integral(z, q, removing) -> None:
     assert one_step_delta(epsilon * (1 - THREE_DIGITS), z, q, removing) >= 1e-5
 
 
-# -------------------------------------------------------------------- dp-accounting
-
-
 def bracket(steps: Sequence[Steps], delta: float, interval: float) -> tuple[float, float]:
     """dp-accounting's optimistic and its pessimistic ε."""
 
@@ -172,9 +166,6 @@ def test_steps_with_everyone_among_sampled_ones(steps, delta) -> None:
     assert epsilon > Composition().epsilon([s for s in steps if s.sampling_rate < 1], delta)
 
 
-# -------------------------------------------------------------------- the Gaussian mechanism, and tiny δ
-
-
 @pytest.mark.parametrize("delta", [1e-3, 1e-8, 1e-15, 1e-30])
 @pytest.mark.parametrize(("z", "number"), [(0.5, 1), (1.0, 1), (3.0, 7), (10.0, 1000), (300.0, 100)])
 def test_without_sampling_it_is_one_gaussian_mechanism(z, number, delta) -> None:
@@ -194,55 +185,6 @@ def test_tiny_delta_with_sampling(delta) -> None:
     assert epsilons[3] > 0
 
 
-# -------------------------------------------------------------------- rounding errors of the transform
-
-
-@pytest.mark.parametrize(
-    ("steps", "delta"),
-    [([Steps(1.0, 0.01, 1000)], 1e-5), (decaying(1.0, 1e-3, 10_000, 5), 1e-6), ([Steps(2.0, 0.3, 300)], 1e-8)],
-)
-def test_the_bound_on_rounding_errors_holds(monkeypatch, steps, delta) -> None:
-    """The same composition with 64 instead of 53 bits differs by less than _solve adds to every point."""
-    calls: list[tuple[pld._Transform, np.ndarray, list[int]]] = []
-    original = pld._Transform._solve
-
-    def solve(self, whole, total, counts, first, delta, lost):
-        calls.append((self, whole, counts))
-        return original(self, whole, total, counts, first, delta, lost)
-
-    monkeypatch.setattr(pld._Transform, "_solve", solve)
-    Composition().epsilon(steps, delta)
-    assert len(calls) >= 2
-    for transform, whole, counts in calls:
-        grid = transform.grid
-        tilted = fft.irfft(whole, grid.size)
-        precise = fft.irfft(_composed_precisely(steps, grid), grid.size)
-        assert precise.dtype == np.longdouble
-        added = loss_cumulants.rounding_error(grid.size) * (
-            np.linalg.norm(counts) * np.abs(whole).mean() + np.linalg.norm(tilted)
-        )
-        error = np.abs(tilted - precise).max()
-        print(f"size {grid.size}: {error / added:.2g} of what is added")
-        assert 0 < error < added
-
-
-def _composed_precisely(steps: Sequence[Steps], grid: loss_grid.Grid) -> np.ndarray:
-    whole = np.ones(1, dtype=np.clongdouble)
-    for s in steps:
-        mass = loss_grid.round_losses(s.noise_multiplier, s.sampling_rate, grid)
-        exponents = grid.tilt * grid.spacing * mass.points
-        tilted = mass.probabilities * np.exp(exponents - mass.moment(grid.tilt, grid.spacing))
-        dense = np.zeros(grid.size, dtype=np.longdouble)
-        np.add.at(dense, mass.points % grid.size, tilted.astype(np.longdouble))
-        spectrum = fft.rfft(dense)
-        assert spectrum.dtype == np.clongdouble
-        whole = whole * spectrum**s.number
-    return whole
-
-
-# -------------------------------------------------------------------- growing lists
-
-
 def count_transforms(monkeypatch) -> Callable[[], int]:
     calls = []
     original = fft.rfft
@@ -251,7 +193,7 @@ def count_transforms(monkeypatch) -> Callable[[], int]:
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(pld.fft, "rfft", rfft)
+    monkeypatch.setattr(loss_transform.fft, "rfft", rfft)
     return lambda: len(calls)
 
 
@@ -296,16 +238,3 @@ def test_trivial_lists() -> None:
 def test_rare_examples_cost_less_than_delta() -> None:
     """With q·steps below δ, nobody is seen with more than probability δ."""
     assert Composition().epsilon([Steps(0.5, 1e-7, 10)], 1e-3) == pytest.approx(0.0, abs=1e-4)
-
-
-def test_special_functions_invert_each_other() -> None:
-    for z, q in itertools.product([0.3, 1.0, 5.0], [1e-5, 0.1, 0.999, 1.0]):
-        x = np.linspace(-5 * z, 1 + 5 * z, 101)
-        loss = loss_grid.loss_of(x, z, q)
-        mixed = (1 - q) * np.exp(-0.5 * (x / z) ** 2) + q * np.exp(-0.5 * ((x - 1) / z) ** 2)
-        assert loss == pytest.approx(np.log(mixed) + 0.5 * (x / z) ** 2, rel=1e-6, abs=1e-10)
-        kept = loss > np.log1p(-q) * 0.99 if q < 1 else np.full(len(x), True)
-        assert loss_grid.output_of(loss, z, q)[kept] == pytest.approx(x[kept], rel=1e-5, abs=1e-5)
-    edges = np.array([-40.0, -8.0, -1.0, 0.0, 1.0, 8.0, 9.0, 40.0])
-    assert loss_grid.between(edges) == pytest.approx(np.diff(special.ndtr(edges)), abs=1e-16)
-    assert loss_grid.between(edges)[-1] == pytest.approx(special.ndtr(-9.0), rel=1e-12)

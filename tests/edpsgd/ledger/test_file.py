@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -13,32 +16,19 @@ import torch
 
 from edpsgd import Ledger, LedgerError, cli
 from edpsgd.ledger import BLOCK
-from edpsgd.ledger.events import Event
-from edpsgd.ledger.file import _chain
 from tests.helpers.common import Bag, private
+from tests.helpers.ledgers import charge, forged, stepped
 
 
-def forged(path: Path, *records: dict) -> Path:
-    """Lines with the right checksums."""
-    digest = ""
-    with open(path, "w") as file:
-        for record in records:
-            digest = _chain(digest, record)
-            file.write(json.dumps({**record, "digest": digest}) + "\n")
+@pytest.fixture
+def written(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.begin_run({"clip_norm": 1.0})
+    charge(ledger, 0, 3)
+    charge(ledger, 1, 2)
+    ledger.close()
     return path
-
-
-def event(**values: object) -> dict:
-    full = {"kind": "gradients", "epoch": 0, "noise_multiplier": 1.0, "steps": 3, "batching": "shuffled"}
-    return {"index": 0, "event": {**full, "sampling_rate": None, **values}}
-
-
-def stepped(path: Path, steps: int):
-    optimizer = private(Bag((5,)), ledger=path)
-    optimizer.set_epoch(0)
-    for _ in range(steps):
-        optimizer.step()
-    return optimizer
 
 
 @pytest.mark.parametrize("steps", [1, BLOCK])
@@ -57,96 +47,6 @@ def test_a_file_that_changes_while_it_is_in_use_stops_the_training(tmp_path, ste
         optimizer.step()
     assert torch.equal(optimizer.param_groups[0]["params"][0], before)
     assert path.read_bytes() == b"".join(kept)
-
-
-@pytest.mark.parametrize("lines", [0, 1, 2, 3])
-def test_a_cut_ledger_is_noticed_when_the_checkpoint_knows_more(tmp_path, lines) -> None:
-    """Lines: the run, the event, its reservation, the next, the exact count."""
-    path = tmp_path / "ledger.jsonl"
-    optimizer = stepped(path, BLOCK + 2)
-    checkpoint = optimizer.state_dict()
-    optimizer.ledger.close()
-    written = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(written[:lines]))
-    resumed = private(Bag((5,)), ledger=path)
-    with pytest.raises(LedgerError, match="holds less than the checkpoint"):
-        resumed.load_state_dict(checkpoint)
-
-
-def test_a_whole_ledger_and_a_new_one_take_the_checkpoint(tmp_path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    optimizer = stepped(path, BLOCK + 2)
-    checkpoint = optimizer.state_dict()
-    optimizer.ledger.close()
-    for place in (path, tmp_path / "new.jsonl"):
-        resumed = private(Bag((5,)), ledger=place)
-        resumed.load_state_dict(checkpoint)
-        assert sum(e.steps for e in resumed.ledger.events) == BLOCK + 2
-
-
-def test_a_checkpoint_that_could_not_be_written_into_a_new_file_changes_nothing(tmp_path, monkeypatch) -> None:
-    """Else the next event would have a number that the file cannot have."""
-    checkpoint = stepped(tmp_path / "old.jsonl", 3).state_dict()
-    path = tmp_path / "new.jsonl"
-    resumed = private(Bag((5,)), ledger=path)
-
-    def full(fd: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="cannot be written"):
-        resumed.load_state_dict(checkpoint)
-    monkeypatch.undo()
-    resumed.set_epoch(1)
-    resumed.step()
-    resumed.ledger.close()
-    assert [e.steps for e in Ledger.read(path).events] == [1]
-
-
-WRONG = {
-    "steps": [-5, 1.5, True, 2**60, 10**400, float("nan"), "3", None],
-    "noise_multiplier": [-1.0, float("nan"), float("inf"), True, "1", 10**400],
-    "sampling_rate": [-0.1, 1.5, float("nan"), True, "0.1"],
-    "epoch": [1.5, True, "0"],
-    "kind": ["nothing", 3, ["gradients"]],
-    "batching": [None, 3, "shuffled\x1b[2J"],
-    "more": [1],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
-def test_values_that_no_run_writes_are_refused(tmp_path, name, value) -> None:
-    path = forged(tmp_path / "ledger.jsonl", {"run": {"id": "a"}}, event(), event(**{name: value}))
-    for read in (Ledger.read, Ledger):
-        with pytest.raises(LedgerError, match="line 3: an event has"):
-            read(path)
-    state = {"format": 1, "runs": [], "events": [event(**{name: value})["event"]]}
-    with pytest.raises(LedgerError, match="an event has"):
-        Ledger().load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"index": -1, "event": event()["event"]},
-        {"index": 7, "event": event()["event"]},
-        {"index": True, "event": event()["event"]},
-        {"index": 0, "event": []},
-        {"run": ["id"]},
-        {"run": {"id": 3}},
-        {"run": {"id": "a", "workers": "2"}},
-        {"run": {"id": "a", "batches": "poisson"}},
-        {"state": []},
-        {"state": {"format": 1, "runs": {}, "events": []}},
-        {"state": {"format": 9, "runs": [], "events": []}},
-        {"something": 1},
-        {},
-    ],
-)
-def test_entries_that_no_run_writes_are_refused(tmp_path, record) -> None:
-    path = forged(tmp_path / "ledger.jsonl", {"run": {"id": "a"}}, event(), record)
-    with pytest.raises(LedgerError, match="line 3: "):
-        Ledger.read(path)
 
 
 @pytest.mark.parametrize("depth", [30, 500, 100_000])
@@ -183,16 +83,6 @@ def test_a_device_that_forgets_is_no_ledger() -> None:
         private(Bag(), ledger="/dev/null")
 
 
-@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf")])
-def test_a_multiplier_that_hides_behind_another_is_refused(value) -> None:
-    ledger = Ledger()
-    ledger.open_epoch(0)
-    ledger.charge(1.0)
-    with pytest.raises(LedgerError, match="noise multiplier must be"):
-        ledger.charge(value)
-    assert ledger.events == [Event("gradients", 0, 1.0, 1)]
-
-
 def test_the_folder_is_on_disk_also_if_another_process_made_the_file(tmp_path, monkeypatch) -> None:
     """A process that died right after it made the file has not told the disk of its name."""
     path = tmp_path / "ledger.jsonl"
@@ -202,3 +92,131 @@ def test_the_folder_is_on_disk_also_if_another_process_made_the_file(tmp_path, m
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), real(fd))[1])
     Ledger(path)
     assert os.stat(tmp_path).st_ino in synced
+
+
+def test_two_writers_are_refused(tmp_path) -> None:
+    optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(LedgerError, match="in use by another"):
+        private(Bag(), ledger=tmp_path / "ledger.jsonl")
+    optimizer.ledger.close()
+    private(Bag(), ledger=tmp_path / "ledger.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:-5], "ends in the middle of a line"),
+        (lambda text: text.replace(b'"epoch": 1', b'"epoch": 7'), "line 5: the checksum does not match"),
+        (lambda text: b"".join(text.splitlines(keepends=True)[1:]), "line 1: the checksum does not match"),
+        (lambda text: text + b"steps\n", "line 8: not a ledger entry"),
+        (lambda text: b"[1]\n", "line 1: not a ledger entry"),
+    ],
+    ids=["cut", "changed", "line removed", "not JSON", "not an entry"],
+)
+def test_damage_is_noticed_and_nothing_overwritten(written, damage, message) -> None:
+    broken = damage(written.read_bytes())
+    written.write_bytes(broken)
+    with pytest.raises(LedgerError, match=message):
+        private(Bag(), ledger=written)
+    with pytest.raises(LedgerError, match=message):
+        Ledger.read(written)
+    assert written.read_bytes() == broken
+
+
+def test_a_full_disk_stops_the_step_before_it_is_released(tmp_path, monkeypatch) -> None:
+    model, path = Bag(), tmp_path / "ledger.jsonl"
+    optimizer = private(model, ledger=path)
+    optimizer.set_epoch(0)
+    before, real = path.read_bytes(), os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) > 20:
+            return real(fd, data[:20])  # as much as there is room for
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="the step was not released"):
+        optimizer.step()
+    monkeypatch.undo()
+    assert all(p.abs().sum() == 0 for p in model.parameters())
+    assert path.read_bytes() == before
+    optimizer.step()
+    optimizer.ledger.close()
+    assert sum(e.steps for e in Ledger.read(path).events) == 2  # the failed one counts, it may have been written
+
+
+def test_a_forked_process_does_not_write(tmp_path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    charge(ledger, 0, 1)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    child = os.fork()
+    if child == 0:
+        status = 2
+        for write in (lambda: ledger.charge(1.0), lambda: ledger.open_epoch(1)):  # the first needs no line of its own
+            try:
+                write()
+            except LedgerError:
+                status -= 1
+        atexit._run_exitfuncs()
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    charge(ledger, 1, 1)
+    ledger.close()
+    assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [1, 1]
+
+
+@pytest.mark.parametrize("where", ["write", "fsync"])
+def test_an_interrupt_while_writing_leaves_a_file_that_can_be_read(tmp_path, monkeypatch, where) -> None:
+    path, model = tmp_path / "ledger.jsonl", Bag()
+    optimizer = private(model, ledger=path)
+    optimizer.set_epoch(0)
+    real = getattr(os, where)
+
+    def interrupted(*arguments) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    assert all(p.abs().sum() == 0 for p in model.parameters())
+    optimizer.set_epoch(1)
+    optimizer.step()
+    optimizer.ledger.close()
+    assert [event.steps for event in Ledger.read(path).events if event.epoch == 1] == [1]
+
+
+@pytest.mark.parametrize("what", ["gone", "another"])
+@pytest.mark.parametrize("steps", [1, BLOCK])
+def test_a_file_that_was_moved_or_replaced_stops_the_training(tmp_path, what, steps) -> None:
+    """Within the block that was reserved, and after it; nobody would look for the charges in the old file."""
+    path, model = tmp_path / "ledger.jsonl", Bag((5,))
+    optimizer = private(model, ledger=path)
+    for _ in range(steps):
+        optimizer.step()
+    path.rename(tmp_path / "moved")
+    if what == "another":
+        path.write_bytes(b"")
+    before = model.p0.detach().clone()
+    with pytest.raises(OSError, match="was moved, deleted or replaced while it is in use"):
+        optimizer.step()
+    assert torch.equal(model.p0, before)
+    del optimizer
+    gc.collect()  # nor is that an error
+    assert not path.exists() or path.read_bytes() == b""
+
+
+def test_a_line_that_a_run_is_writing_is_not_there_yet(tmp_path) -> None:
+    """Who reads beside it sees the lines before; when nobody writes any more, the file was cut."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    charge(ledger, 0, 1)
+    with open(path, "ab") as file:
+        file.write(b'{"index": 1')
+    assert Ledger.read(path).events[0].steps == BLOCK
+    left = Path(shutil.copy(path, tmp_path / "left.jsonl"))
+    for read in (Ledger.read, Ledger):
+        with pytest.raises(LedgerError, match="ends in the middle of a line"):
+            read(left)

@@ -8,26 +8,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edpsgd.accounting import gaussian_epsilon, pld, poisson_epsilon, rdp_epsilon, zcdp_epsilon
+from edpsgd.accounting import (
+    gaussian_epsilon,
+    pld,
+    poisson_epsilon,
+    rdp_epsilon,
+    zcdp_epsilon,
+)
 from edpsgd.ledger import guarantee
 from edpsgd.ledger.events import Event, LedgerError
-from edpsgd.ledger.records import BatchesRecord, RunRecord
-
-
-def gradients(epoch: int | None = 0, z: float | None = 2.0, steps: int = 10, **more) -> Event:
-    return Event("gradients", epoch, z, steps, **{"batching": "shuffled", **more})
-
-
-def poisson(epoch: int | None = 0, z: float = 1.0, steps: int = 10, rate: float = 0.1) -> Event:
-    return gradients(epoch, z, steps, batching="poisson", sampling_rate=rate)
-
-
-def norms(z: float, batching: str = "unvouched") -> Event:
-    return Event("layer_norms", None, z, 1, batching)
+from edpsgd.ledger.records import RunRecord
+from tests.helpers.events import gradients, norms, poisson
 
 
 def epsilons(report: guarantee.Report) -> dict[str, float]:
     return {b.method: b.epsilon for b in report.bounds}
+
+
+def some(examples: int):
+    return settings(deadline=None, derandomize=True, max_examples=examples)
+
+
+@st.composite
+def split_events(draw, poisson: bool):
+    """Epochs, and the same steps as a growing ledger shows them: ever more, the last one unfinished."""
+    z, rate = draw(st.floats(0.8, 2.0)), draw(st.floats(0.005, 0.2))
+    numbers = draw(st.lists(st.integers(1, 60), min_size=1, max_size=4))
+
+    def event(epoch: int, steps: int) -> Event:
+        batching = {"batching": "poisson", "sampling_rate": rate} if poisson else {"batching": "shuffled"}
+        return Event("gradients", epoch, z / (1 + 0.1 * epoch), steps, **batching)
+
+    whole = [event(epoch, number) for epoch, number in enumerate(numbers)]
+    looks = [
+        [*whole[:epoch], event(epoch, draw(st.integers(0, number)))]
+        for epoch, number in enumerate(numbers)
+        if draw(st.booleans())
+    ]
+    return whole, looks
+
+
+DELTA = 1e-5
 
 
 def test_shuffled() -> None:
@@ -46,34 +67,6 @@ def test_shuffled() -> None:
         ),
     }
     assert "on condition" not in str(bound) + str(report)
-
-
-def test_unvouched() -> None:
-    events = [gradients(0, 2.0, batching="unvouched"), gradients(1, 1.0)]
-    bound, report = guarantee.bound(events, 1e-5), guarantee.report(events, 1e-5)
-    assert bound.epsilon == gaussian_epsilon([2.0, 1.0], 1e-5)
-    (condition,) = bound.conditions
-    assert "no sampler vouches" in condition
-    assert "no example was in two micro-batches of an epoch, of one step or of several, and" in condition
-    for text in (str(bound), str(report)):
-        assert f"on condition: {condition}" in text
-    worst = report.bounds[-1]
-    assert worst.method == "exact Gaussian, every example in every step"
-    assert worst.epsilon == pytest.approx(gaussian_epsilon([2.0] * 10 + [1.0] * 10, 1e-5), rel=1e-12)
-    (condition,) = worst.conditions
-    assert "no example was in two micro-batches of a step and" in condition
-
-
-def test_of_single_examples_it_is_said_that_they_must_be_single() -> None:
-    """Nobody but the user knows how many examples a gradient is of."""
-    for epoch in (0, None):
-        events = [gradients(epoch, 2.0, batching="unvouched")]
-        (condition,) = guarantee.bound(events, 1e-5, [RunRecord(unit="example")]).conditions
-        assert "it holds if every micro-batch held one example, no example was in two" in condition
-
-
-def test_a_ledger_without_steps_says_so() -> None:
-    assert "no step is recorded" in str(guarantee.bound([], 1e-5))
 
 
 def test_without_epochs_every_step_is_a_pass() -> None:
@@ -121,44 +114,6 @@ def test_measured_scales_on_a_poisson_sample_are_not_amplified() -> None:
     event = Event("layer_norms", None, 5.0, 1, "poisson", 0.01)
     expected = pld.Composition().epsilon([pld.Steps(5.0, 1.0, 1), pld.Steps(1.0, 0.1, 10)], 1e-5)
     assert guarantee.bound([event, poisson()], 1e-5).epsilon == expected
-
-
-@pytest.mark.parametrize("training", [gradients(), poisson()])
-def test_raw_scales_are_a_condition(training) -> None:
-    bound, report = guarantee.bound([norms(0.0), training], 1e-5), guarantee.report([norms(0.0), training], 1e-5)
-    assert bound.epsilon == guarantee.bound([training], 1e-5).epsilon
-    (condition,) = bound.conditions
-    assert "raw first-step norms" in condition
-    assert "no noise covers" in str(bound)
-    assert "no noise covers" in str(report)
-
-
-def test_raw_scales_are_marked_before_the_first_step() -> None:
-    assert "raw first-step norms" in str(guarantee.bound([norms(0.0)], 1e-5))
-
-
-def test_seeds_are_conditions() -> None:
-    (condition,) = guarantee.bound([gradients()], 1e-5, [RunRecord(seeded=True)]).conditions
-    assert "the noise comes from a given seed" in condition
-    runs = [RunRecord(seeded=False), RunRecord(seeded=True, batches=BatchesRecord(kind="poisson", seeded=True))]
-    noise, batches = guarantee.bound([poisson()], 1e-5, runs).conditions
-    assert "the noise comes from a given seed" in noise
-    assert "the batches come from a given seed" in batches
-    assert batches in str(guarantee.report([poisson()], 1e-5, runs))
-    runs = [
-        RunRecord(seeded=False, batches=BatchesRecord(kind="shuffled", seeded=True)),
-        RunRecord(batches=None),
-        RunRecord(),
-    ]
-    assert guarantee.bound([gradients()], 1e-5, runs).conditions == ()
-
-
-def test_all_conditions_are_shown() -> None:
-    events = [norms(0.0), gradients(0, batching="unvouched")]
-    bound = guarantee.bound(events, 1e-5, [RunRecord(seeded=True)])
-    assert len(bound.conditions) == 3
-    for text in (str(bound), str(guarantee.report(events, 1e-5, [RunRecord(seeded=True)]))):
-        assert all(condition in text for condition in bound.conditions)
 
 
 def test_single_examples() -> None:
@@ -224,3 +179,52 @@ def test_a_printed_epsilon_is_not_below_the_computed_one(epsilon) -> None:
 )
 def test_four_digits_rounded_up(epsilon, printed) -> None:
     assert guarantee.format_epsilon(epsilon) == printed
+
+
+@some(20)
+@given(st.one_of(split_events(True), split_events(False)))
+def test_looking_in_between_changes_nothing(events) -> None:
+    whole, looks = events
+    composition = pld.Composition()
+    for look in looks:
+        guarantee.bound(look, 1e-5, composition=composition)
+    epsilon = guarantee.bound(whole, 1e-5, composition=composition).epsilon
+    assert epsilon == pytest.approx(guarantee.bound(whole, 1e-5).epsilon, rel=1e-9)
+
+
+@some(10)
+@given(split_events(True), st.randoms(use_true_random=False))
+def test_steps_may_be_split_in_any_way(events, random) -> None:
+    """One event of n steps costs as much as several that have n together."""
+    whole, _ = events
+    parts = []
+    for e in whole:
+        cut = random.randint(0, e.steps)
+        parts += [Event(**{**vars(e), "steps": n}) for n in (cut, e.steps - cut)]
+    composition = pld.Composition()
+    for end in range(1, len(parts) + 1):
+        epsilon = guarantee.bound(parts[:end], 1e-5, composition=composition).epsilon
+    assert epsilon == pytest.approx(guarantee.bound(whole, 1e-5).epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("batching", ["shuffled", "poisson", "fixed_size"])
+def test_steps_whose_noise_is_not_recorded_are_not_free(batching) -> None:
+    event = Event("gradients", 0, None, 3, batching, None if batching == "shuffled" else 0.01)
+    assert guarantee.bound([event], 1e-5).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("run", "neighbours"),
+    [
+        ({"workers": 1, "batches": {"micro_batches": 1}}, "add or remove one example"),
+        ({"workers": 1, "batches": {"micro_batches": 2}}, "blank one example, its index stays"),
+        ({"workers": 2, "batches": {"micro_batches": 1}}, "blank one example, its index stays"),
+        ({"workers": 2, "batches": {"micro_batches": 2, "slots": "drawn"}}, "add or remove one example"),
+        ({"workers": 2, "unit": "example", "batches": {"micro_batches": None}}, "add or remove one example"),
+    ],
+)
+def test_ledgers_in_which_slots_followed_the_index_say_so(run, neighbours) -> None:
+    run = {"unit": "micro_batch", **run}
+    run["batches"] = {"kind": "poisson", "seeded": False, "order_compared": True, **run["batches"]}
+    event = Event("gradients", 0, 1.0, 3, "poisson", 0.1)
+    assert guarantee.bound([event], DELTA, [RunRecord.from_settings(run)]).neighbours == neighbours

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import gc
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import edpsgd
-from edpsgd.ledger import BLOCK, Event, Ledger, LedgerError
+from edpsgd import Ledger, LedgerError
+from edpsgd.ledger import BLOCK, Event
 from tests.helpers.common import Bag, Spy, private
+from tests.helpers.ledgers import charge
 from tests.helpers.paths import ROOT
 
 
@@ -30,12 +29,6 @@ def steps_in(path) -> list[int]:
         if "event" in record:
             found[record["index"]] = record["event"]["steps"]
     return [found[index] for index in sorted(found)]
-
-
-def charge(ledger: Ledger, epoch: int | None, steps: int, z: float = 1.0) -> None:
-    ledger.open_epoch(epoch)
-    for _ in range(steps):
-        ledger.charge(z)
 
 
 def test_every_set_epoch_opens_an_event() -> None:
@@ -127,75 +120,6 @@ def test_a_file_is_continued(tmp_path) -> None:
     assert ledger.runs[0].workers == 1
 
 
-def test_resume_takes_the_larger_count(tmp_path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    optimizer = private(Bag(), ledger=path)
-    optimizer.set_epoch(0)
-    optimizer.step()
-    checkpoint = optimizer.state_dict()
-    for _ in range(3):
-        optimizer.step()
-    optimizer.ledger.close()
-    resumed = private(Bag(), ledger=path)
-    resumed.load_state_dict(checkpoint)
-    assert [e.steps for e in resumed.ledger.events] == [4]
-    resumed.set_epoch(0)
-    resumed.step()
-    assert [e.steps for e in resumed.ledger.events] == [4, 1]
-    later = resumed.state_dict()
-    resumed.ledger.close()
-    third = private(Bag(), ledger=path)
-    third.load_state_dict(later)
-    assert [e.steps for e in third.ledger.events] == [4, 1]
-
-
-def test_a_new_file_starts_from_the_checkpoint(tmp_path) -> None:
-    optimizer = private(Bag())
-    optimizer.set_epoch(0)
-    optimizer.step()
-    resumed = private(Bag(), ledger=tmp_path / "new.jsonl")
-    resumed.load_state_dict(optimizer.state_dict())
-    resumed.step()  # epoch 0 goes on, in an event of its own
-    resumed.ledger.close()
-    assert Ledger.read(tmp_path / "new.jsonl").events == [Event("gradients", 0, 1.0, 1)] * 2
-    again = private(Bag(), ledger=tmp_path / "new.jsonl")
-    again.load_state_dict(resumed.state_dict())
-    assert len(again.ledger.events) == 2
-
-
-def test_going_back_to_a_checkpoint_forgets_nothing() -> None:
-    optimizer = private(Bag())
-    optimizer.set_epoch(0)
-    optimizer.step()
-    checkpoint = optimizer.state_dict()
-    optimizer.step()
-    optimizer.load_state_dict(checkpoint)
-    assert sum(e.steps for e in optimizer.ledger.events) == 2
-
-
-def test_the_ledger_of_another_run_is_refused(tmp_path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    first, second = private(Bag(), ledger=path), private(Bag())
-    for optimizer in (first, second):
-        optimizer.set_epoch(0)
-        optimizer.step()
-    first.ledger.close()
-    before = path.read_bytes()
-    resumed = private(Bag(), ledger=path)
-    with pytest.raises(LedgerError, match="come from different runs"):
-        resumed.load_state_dict(second.state_dict())
-    assert path.read_bytes().startswith(before)
-    assert [e.steps for e in resumed.ledger.events] == [1]
-
-
-def test_two_writers_are_refused(tmp_path) -> None:
-    optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
-    with pytest.raises(LedgerError, match="in use by another"):
-        private(Bag(), ledger=tmp_path / "ledger.jsonl")
-    optimizer.ledger.close()
-    private(Bag(), ledger=tmp_path / "ledger.jsonl")
-
-
 def test_copies_leave_the_file_to_the_original(tmp_path) -> None:
     optimizer = private(Bag(), ledger=tmp_path / "ledger.jsonl")
     optimizer.step()
@@ -205,60 +129,6 @@ def test_copies_leave_the_file_to_the_original(tmp_path) -> None:
     twin.step()
     assert (tmp_path / "ledger.jsonl").stat().st_size == size
     assert sum(e.steps for e in twin.ledger.events) == 2
-
-
-@pytest.fixture
-def written(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.begin_run({"clip_norm": 1.0})
-    charge(ledger, 0, 3)
-    charge(ledger, 1, 2)
-    ledger.close()
-    return path
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda text: text[:-5], "ends in the middle of a line"),
-        (lambda text: text.replace(b'"epoch": 1', b'"epoch": 7'), "line 5: the checksum does not match"),
-        (lambda text: b"".join(text.splitlines(keepends=True)[1:]), "line 1: the checksum does not match"),
-        (lambda text: text + b"steps\n", "line 8: not a ledger entry"),
-        (lambda text: b"[1]\n", "line 1: not a ledger entry"),
-    ],
-    ids=["cut", "changed", "line removed", "not JSON", "not an entry"],
-)
-def test_damage_is_noticed_and_nothing_overwritten(written, damage, message) -> None:
-    broken = damage(written.read_bytes())
-    written.write_bytes(broken)
-    with pytest.raises(LedgerError, match=message):
-        private(Bag(), ledger=written)
-    with pytest.raises(LedgerError, match=message):
-        Ledger.read(written)
-    assert written.read_bytes() == broken
-
-
-def test_a_full_disk_stops_the_step_before_it_is_released(tmp_path, monkeypatch) -> None:
-    model, path = Bag(), tmp_path / "ledger.jsonl"
-    optimizer = private(model, ledger=path)
-    optimizer.set_epoch(0)
-    before, real = path.read_bytes(), os.write
-
-    def full(fd: int, data: bytes) -> int:
-        if len(data) > 20:
-            return real(fd, data[:20])  # as much as there is room for
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="the step was not released"):
-        optimizer.step()
-    monkeypatch.undo()
-    assert all(p.abs().sum() == 0 for p in model.parameters())
-    assert path.read_bytes() == before
-    optimizer.step()
-    optimizer.ledger.close()
-    assert sum(e.steps for e in Ledger.read(path).events) == 2  # the failed one counts, it may have been written
 
 
 class ReadsBeforeTheSum(Spy):
@@ -351,27 +221,6 @@ def test_leaving_python_writes_the_exact_count(tmp_path) -> None:
     assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [3]
 
 
-def test_a_forked_process_does_not_write(tmp_path) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    charge(ledger, 0, 1)
-    before = (tmp_path / "ledger.jsonl").read_bytes()
-    child = os.fork()
-    if child == 0:
-        status = 2
-        for write in (lambda: ledger.charge(1.0), lambda: ledger.open_epoch(1)):  # the first needs no line of its own
-            try:
-                write()
-            except LedgerError:
-                status -= 1
-        atexit._run_exitfuncs()
-        os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    assert (tmp_path / "ledger.jsonl").read_bytes() == before
-    charge(ledger, 1, 1)
-    ledger.close()
-    assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [1, 1]
-
-
 def test_a_refused_construction_leaves_no_run(tmp_path) -> None:
     with pytest.raises(ValueError, match="clip_norm"):
         private(Bag(), clip_norm=-1.0, ledger=tmp_path / "ledger.jsonl")
@@ -404,28 +253,6 @@ def test_a_ledger_that_nobody_holds_any_more_has_the_exact_count(tmp_path) -> No
     assert [e.steps for e in Ledger.read(tmp_path / "ledger.jsonl").events] == [3]
 
 
-@pytest.mark.parametrize("where", ["write", "fsync"])
-def test_an_interrupt_while_writing_leaves_a_file_that_can_be_read(tmp_path, monkeypatch, where) -> None:
-    path, model = tmp_path / "ledger.jsonl", Bag()
-    optimizer = private(model, ledger=path)
-    optimizer.set_epoch(0)
-    real = getattr(os, where)
-
-    def interrupted(*arguments) -> None:
-        real(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, where, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.step()
-    assert all(p.abs().sum() == 0 for p in model.parameters())
-    optimizer.set_epoch(1)
-    optimizer.step()
-    optimizer.ledger.close()
-    assert [event.steps for event in Ledger.read(path).events if event.epoch == 1] == [1]
-
-
 def test_a_condition_that_could_not_be_written_is_written_next(tmp_path, monkeypatch) -> None:
     path, synced, real = tmp_path / "ledger.jsonl", [], os.fsync
     ledger = Ledger(path)
@@ -439,26 +266,6 @@ def test_a_condition_that_could_not_be_written_is_written_next(tmp_path, monkeyp
     ledger.note_change({"one_pass": True})
     assert Ledger.read(path).runs[-1].one_pass
     assert synced  # before the next release
-
-
-@pytest.mark.parametrize("what", ["gone", "another"])
-@pytest.mark.parametrize("steps", [1, BLOCK])
-def test_a_file_that_was_moved_or_replaced_stops_the_training(tmp_path, what, steps) -> None:
-    """Within the block that was reserved, and after it; nobody would look for the charges in the old file."""
-    path, model = tmp_path / "ledger.jsonl", Bag((5,))
-    optimizer = private(model, ledger=path)
-    for _ in range(steps):
-        optimizer.step()
-    path.rename(tmp_path / "moved")
-    if what == "another":
-        path.write_bytes(b"")
-    before = model.p0.detach().clone()
-    with pytest.raises(OSError, match="was moved, deleted or replaced while it is in use"):
-        optimizer.step()
-    assert torch.equal(model.p0, before)
-    del optimizer
-    gc.collect()  # nor is that an error
-    assert not path.exists() or path.read_bytes() == b""
 
 
 def test_a_run_on_other_units_is_refused_before_it_is_written(tmp_path) -> None:
@@ -476,15 +283,26 @@ def test_a_run_on_other_units_is_refused_before_it_is_written(tmp_path) -> None:
     assert Ledger.read(path).epsilon(1e-5) == before
 
 
-def test_a_line_that_a_run_is_writing_is_not_there_yet(tmp_path) -> None:
-    """Who reads beside it sees the lines before; when nobody writes any more, the file was cut."""
+@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf")])
+def test_a_multiplier_that_hides_behind_another_is_refused(value) -> None:
+    ledger = Ledger()
+    ledger.open_epoch(0)
+    ledger.charge(1.0)
+    with pytest.raises(LedgerError, match="noise multiplier must be"):
+        ledger.charge(value)
+    assert ledger.events == [Event("gradients", 0, 1.0, 1)]
+
+
+def test_epsilon_of_a_file_is_that_of_the_run(tmp_path) -> None:
     path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(path)
-    charge(ledger, 0, 1)
-    with open(path, "ab") as file:
-        file.write(b'{"index": 1')
-    assert Ledger.read(path).events[0].steps == BLOCK
-    left = Path(shutil.copy(path, tmp_path / "left.jsonl"))
-    for read in (Ledger.read, Ledger):
-        with pytest.raises(LedgerError, match="ends in the middle of a line"):
-            read(left)
+    model = Bag((5,))
+    batches = edpsgd.PoissonBatches(20, 0.2)
+    optimizer = private(model, ledger=path, batches=batches, noise_decay=edpsgd.LinearDecay(0.3))
+    for epoch in range(3):
+        optimizer.set_epoch(epoch)
+        for _ in batches:
+            optimizer.step()
+    optimizer.ledger.close()
+    found = edpsgd.Ledger.read(path)
+    assert float(found.epsilon(1e-5)) == pytest.approx(float(optimizer.epsilon(1e-5)), rel=1e-9)
+    assert found.report(1e-5).bounds[0] == found.epsilon(1e-5)

@@ -309,7 +309,7 @@ def test_a_long_recurrence_in_which_rounding_grows_is_not_refused() -> None:
     def losses(batch):
         return head(rnn(torch.stack(batch))[0][:, -1]).squeeze(1).square()
 
-        edpsgd.check_losses(losses, list(torch.randn(6, 150, 8)), model=nn.ModuleList([rnn, head]))
+    edpsgd.check_losses(losses, list(torch.randn(6, 150, 8)), model=nn.ModuleList([rnn, head]))
 
 
 @pytest.mark.parametrize("draw", [lambda: float(torch.rand(1)), random.random])
