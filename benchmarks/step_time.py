@@ -15,24 +15,21 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
+from torch.profiler import ProfilerActivity, profile
 
-import edpsgd
 from benchmarks.harness import on_workers, results
-from benchmarks.harness.contenders import SLOW, Batch, Contender, make, take_turns
+from benchmarks.harness.contenders import SIZES, SLOW, Batch, Contender, make, take_turns
+from benchmarks.harness.random_batches import make_batches
 from benchmarks.harness.step_rows import (
     KINDS,
+    LABELS,
     PARTS,
     PEERS_UP_TO,
-    SIZES,
     SLOW_ROUNDS,
     WORKERS,
     contenders_of,
@@ -41,79 +38,27 @@ from benchmarks.harness.step_rows import (
     summarise,
 )
 from benchmarks.report.render import page
-from edpsgd import tensors
-from edpsgd.mechanism import buffers
-from edpsgd.per_example import UnitGradients
 
 SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a worker
 FEW = ((14, 8),)  # of the reduced version
-LETTERS = 8  # of a word
-WARM_UP, TIMED_STEPS = 8, 6  # the gradients of the first steps are compared with autograd
-CHECKED = ("groups", "example")  # and those of one step of many later on
+WARM_UP, TIMED_STEPS = 8, 6
+CHECKED = ("groups", "example")  # compare their gradients with autograd in some first steps and, later, in a few
 
 # -------------------------------------------------------------------- what the two workers run
 
 
-@contextmanager
-def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
-    """Seconds spent in each part of a private step."""
-    spent: dict[str, float] = {}
-
-    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                spent[part] = spent.get(part, 0.0) + time.perf_counter() - start
-
-        return wrapper
-
-    places: list[tuple[Any, str, str]] = [
-        (tensors, "layer_norms", "norm"),
-        (buffers.GradientSum, "add_", "scale"),
-        (buffers.GradientSum, "add_noise_", "noise"),
-        (type(optimizer.ledger), "charge", "ledger"),
-        (type(optimizer._collective), "sum_", "wire"),
-        (type(optimizer._inner), "step", "adam"),
-        (UnitGradients, "backward", "backward"),
-        (UnitGradients, "add_weighted_", "sums"),
-    ]
-    originals = [getattr(owner, name) for owner, name, _ in places]
-    try:
-        for (owner, name, part), original in zip(places, originals, strict=True):
-            setattr(owner, name, timed(part, original))
-        yield spent
-    finally:
-        for (owner, name, _), original in zip(places, originals, strict=True):
-            setattr(owner, name, original)
-
-
-def make_batches(kind: str, tokens: int, size: int, seed: int) -> tuple[Batch, list[Batch]]:
-    """Random utterances, all of one length: together, and one by one."""
-    rng, sizes = np.random.default_rng(seed), SIZES[kind]
-    words = np.minimum(rng.zipf(1.3, (size, tokens)), sizes.words - 1)
-    spelled = rng.integers(2, 60, (sizes.words, LETTERS))
-    labels = rng.integers(0, sizes.tags, (size, tokens)), rng.integers(0, sizes.intents, size)
-
-    def batch(rows: slice) -> Batch:
-        parts = _pieces(words[rows]) if kind == "bert" else _distinct(words[rows], spelled)
-        parts |= {"mask": np.ones_like(words[rows], dtype=bool), "tags": labels[0][rows], "intents": labels[1][rows]}
-        return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in parts.items()}
-
-    return batch(slice(None)), [batch(slice(row, row + 1)) for row in range(size)]
-
-
-def _pieces(words: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Every word is one piece, between the two that frame an utterance."""
-    framed = np.pad(words, ((0, 0), (1, 1)), constant_values=1)
-    return {"pieces": framed, "read": np.ones_like(framed), "first": np.arange(1, words.shape[1] + 1) + 0 * words}
-
-
-def _distinct(words: npt.NDArray[Any], spelled: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    rows, place = np.unique(words, return_inverse=True)
-    lengths = np.full(len(words), words.shape[1])
-    return {"rows": rows, "characters": spelled[rows], "place": place.reshape(words.shape), "lengths": lengths}
+def part_seconds(step: Callable[[], None]) -> dict[str, float]:
+    """Seconds of a private step, "whole", and of those of its parts that edpsgd names for profilers."""
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        start = time.perf_counter()
+        step()
+        whole = time.perf_counter() - start
+    seconds = {"whole": whole}
+    for event in profiler.events():
+        part = LABELS.get(event.name)
+        if part is not None:
+            seconds[part] = seconds.get(part, 0.0) + 1e-6 * event.time_range.elapsed_us()
+    return seconds
 
 
 def measure(
@@ -143,8 +88,7 @@ def time_all(
         seconds = take_turns(contenders, number, *batches, chosen)
         for name in contenders:
             times[name].append(seconds.get(name))
-    few = min(SLOW_ROUNDS, rounds)
-    checks = {name: checked_steps(contenders[name], *batches, few) for name in CHECKED if name in contenders}
+    checks = {name: median_of_checked(times[name][:warm_up]) for name in CHECKED if name in contenders}
     parts = {}
     for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if name in contenders]:
         found = [step_parts(contenders[name], *batches) for _ in range(min(TIMED_STEPS, rounds))]
@@ -157,22 +101,26 @@ def time_all(
     }
 
 
-def checked_steps(contender: Contender, batch: Batch, examples: list[Batch], rounds: int) -> float:
-    """Seconds of a step whose gradients are compared with autograd."""
-    seconds = []
-    for _ in range(rounds):
-        contender.optimizer._engine._batches = 2**20 - 1
-        seconds.append(take_turns({"": contender}, 0, batch, examples, [""])[""])
-    return statistics.median(seconds)
+def median_of_checked(seconds: Sequence[float | None]) -> float:
+    """Of a contender's first steps, those that the engine compares with autograd: the 1st, 2nd, 4th, 8th ...
+
+    The 1st is left out, since it makes the optimizer's state as well.
+    """
+    checked = []
+    number = 2
+    while number <= len(seconds):
+        one = seconds[number - 1]
+        if one is not None:
+            checked.append(one)
+        number *= 2
+    return statistics.median(checked)
 
 
 def step_parts(contender: Contender, batch: Batch, examples: list[Batch]) -> dict[str, float]:
-    """Seconds of the parts of one private step."""
-    with stopwatch(contender.optimizer) as spent:
-        start = time.perf_counter()
-        contender.step(batch, examples)
-    whole = time.perf_counter() - start
-    return {**spent, "rest": whole - sum(spent.values()), "whole": whole}
+    """Seconds of the parts of one private step, and of what is in none of them."""
+    seconds = part_seconds(partial(contender.step, batch, examples))
+    whole = seconds.pop("whole")
+    return {**seconds, "rest": whole - sum(seconds.values()), "whole": whole}
 
 
 def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -> dict[str, float]:

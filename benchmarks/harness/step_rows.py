@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.harness import results
-from benchmarks.harness.contenders import NAMES, PEERS, Sizes
+from benchmarks.harness.contenders import NAMES, PEERS
 from benchmarks.harness.rows import TimedStep
 from edpsgd.per_example.engine import SELDOM
 
@@ -16,7 +16,6 @@ KINDS = {"bert": "BERT", "clc": "CLC"}
 PEERS_UP_TO = 32  # examples: a gradient for each of 128 does not fit into this machine
 OURS = ("sgd", "edp", "edp_per_worker", "groups", "example", "verified", "loop")
 VERIFIED_UP_TO = 32  # examples: in larger batches it costs as much more, and takes long to measure
-SIZES = {"bert": Sizes(30522, 10, 20), "clc": Sizes(5000, 10, 20)}
 SLOW_ROUNDS = 3  # of trainings that are measured less often
 PARTS = {
     "backward": "backward and norms",
@@ -29,6 +28,16 @@ PARTS = {
     "adam": "Adam",
     "rest": "forward and the rest",
     "whole": "all",
+}
+LABELS = {  # what edpsgd calls these parts for torch.profiler
+    "edpsgd.backward": "backward",
+    "edpsgd.weighted_sum": "sums",
+    "edpsgd.norms": "norm",
+    "edpsgd.clip": "scale",
+    "edpsgd.noise": "noise",
+    "edpsgd.ledger": "ledger",
+    "edpsgd.allreduce": "wire",
+    "edpsgd.inner_step": "adam",
 }
 
 
