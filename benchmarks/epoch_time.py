@@ -141,8 +141,6 @@ def _memory(model: str, epoch: Epoch, folder: Path, is_peer: bool, contender: st
 
 def _parts(model: str, epoch: Epoch, folder: Path, rounds: int) -> dict[str, Any]:
     """For the cost model: milliseconds of a step of SGD and of eDP-SGD, and of the parts of the latter."""
-    import horovod.torch as hvd
-
     names = ("sgd", "edp")
     contenders: dict[str, Contender] = {
         name: make(name, model, False, epoch.sizes, epoch.size, folder) for name in names
@@ -151,7 +149,6 @@ def _parts(model: str, epoch: Epoch, folder: Path, rounds: int) -> dict[str, Any
     for number in range(WARM_UP + rounds):
         batch, examples = epoch.batch(number % epoch.steps, is_single=False)
         whole.append(take_turns(contenders, number, batch, examples, names))
-        hvd.barrier()
         parts.append(step_parts(contenders["edp"], batch, examples))
 
     def middle(found: list[dict[str, float]]) -> dict[str, float]:

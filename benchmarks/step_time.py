@@ -47,18 +47,28 @@ CHECKED = ("groups", "example")  # compare their gradients with autograd in some
 # -------------------------------------------------------------------- what the two workers run
 
 
-def part_seconds(step: Callable[[], None]) -> dict[str, float]:
-    """Seconds of a private step, "whole", and of those of its parts that edpsgd names for profilers."""
+def part_seconds(step: Callable[[], None], wait: Callable[[], None]) -> dict[str, float]:
+    """Seconds of the parts of a private step, as edpsgd names them for profilers.
+
+    Args:
+        step: makes one step.
+        wait: returns when all workers are about to make it. A profiler starts and ends at another
+            moment in each of them, and the first would wait for the last in the allreduce.
+
+    Returns:
+        By part; "rest" is what has no name, "whole" is all of it.
+    """
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        wait()
         start = time.perf_counter()
         step()
         whole = time.perf_counter() - start
-    seconds = {"whole": whole}
+    seconds: dict[str, float] = {}
     for event in profiler.events():
         part = LABELS.get(event.name)
         if part is not None:
             seconds[part] = seconds.get(part, 0.0) + 1e-6 * event.time_range.elapsed_us()
-    return seconds
+    return {**seconds, "rest": whole - sum(seconds.values()), "whole": whole}
 
 
 def measure(
@@ -117,10 +127,10 @@ def median_of_checked(seconds: Sequence[float | None]) -> float:
 
 
 def step_parts(contender: Contender, batch: Batch, examples: list[Batch]) -> dict[str, float]:
-    """Seconds of the parts of one private step, and of what is in none of them."""
-    seconds = part_seconds(partial(contender.step, batch, examples))
-    whole = seconds.pop("whole")
-    return {**seconds, "rest": whole - sum(seconds.values()), "whole": whole}
+    """Seconds of the parts of one private step, which all workers begin together."""
+    import horovod.torch as hvd
+
+    return part_seconds(partial(contender.step, batch, examples), hvd.barrier)
 
 
 def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -> dict[str, float]:
