@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.harness import results
-from benchmarks.harness.rows import AuditRow, Audits
+from benchmarks.harness.rows.audits import AuditRow, Audits
 from benchmarks.report.render import page
 from edpsgd.distributed.launchers import resolve
 from mia.mechanism import Setup, audit_mechanism

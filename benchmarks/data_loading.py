@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
-from benchmarks.harness.rows import EpochOfData, HeldData
+from benchmarks.harness.rows.data_loading import EpochOfData, HeldData
 from benchmarks.harness.settings import LOADED_BATCH
 from benchmarks.report.render import page
 from edpsgd.sampling.base import Batches

@@ -30,7 +30,7 @@ from benchmarks.harness import results, trainings
 from benchmarks.harness.noise_search import ALLOWED, DELTA, GRID, TUNED
 from benchmarks.harness.published import ATTACK_AUCS, CHANGES, ERROR_RATES
 from benchmarks.harness.results import Piece
-from benchmarks.harness.rows import Epsilons, Frontier, FrontierPoint, Published, TableRow, TableRun
+from benchmarks.harness.rows.tradeoff import Epsilons, Frontier, FrontierPoint, Published, TableRow, TableRun
 from benchmarks.membership import SHADOW, shadow_attack
 from benchmarks.report.render import page
 from edpsgd import Ledger, accounting

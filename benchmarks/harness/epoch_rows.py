@@ -12,7 +12,7 @@ from benchmarks.harness import cost_model, results
 from benchmarks.harness.contenders import CHANGES, NAMES
 from benchmarks.harness.published import EPOCH_RATIOS
 from benchmarks.harness.results import Piece
-from benchmarks.harness.rows import EpochRow, MeasuredEpoch, MeasuredParts, Portions, TimedEpoch
+from benchmarks.harness.rows.epoch_time import EpochRow, MeasuredEpoch, MeasuredParts, Portions, TimedEpoch
 
 BATCH, WORKERS = 32, 2
 WARM_UP, PART_WARM_UP = 3, 8  # steps that are not counted; more in parts of an epoch, none of which begins a training

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness import results
 from benchmarks.harness.contenders import NAMES, PEERS
-from benchmarks.harness.rows import TimedStep
+from benchmarks.harness.rows.step_time import TimedStep
 from edpsgd.per_example.engine import SELDOM
 
 WORKERS = 2

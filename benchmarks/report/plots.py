@@ -23,18 +23,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from benchmarks.harness.rows import (
-    AuditRow,
-    Audits,
-    CostModel,
-    EpochRow,
-    EpochTime,
-    Frontier,
-    Recipes,
-    TableRow,
-    TimedEpoch,
-    Tradeoff,
-)
+from benchmarks.harness.rows.audits import AuditRow, Audits
+from benchmarks.harness.rows.epoch_time import CostModel, EpochRow, EpochTime, TimedEpoch
+from benchmarks.harness.rows.recipes import Recipes
+from benchmarks.harness.rows.tradeoff import Frontier, TableRow, Tradeoff
 from edpsgd.accounting import decay_factors, gaussian_epsilon
 from edpsgd.schedules import parse_decay
 

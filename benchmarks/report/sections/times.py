@@ -8,17 +8,8 @@ from typing import NamedTuple
 from benchmarks.harness import step_rows
 from benchmarks.harness.contenders import SIZES
 from benchmarks.harness.epoch_rows import PART_WARM_UP, WARM_UP
-from benchmarks.harness.rows import (
-    CheckedStep,
-    EpochRow,
-    EpochTime,
-    PeakMemory,
-    PredictedStep,
-    StepRow,
-    StepTime,
-    TimedEpoch,
-    TimedStep,
-)
+from benchmarks.harness.rows.epoch_time import CheckedStep, EpochRow, EpochTime, PeakMemory, PredictedStep, TimedEpoch
+from benchmarks.harness.rows.step_time import StepRow, StepTime, TimedStep
 from benchmarks.report import plots
 from benchmarks.report.blocks import Block, Plots, Table, Text, number, place, within
 from benchmarks.report.plots import shown

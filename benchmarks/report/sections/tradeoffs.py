@@ -9,18 +9,10 @@ from typing import Literal, NamedTuple
 from benchmarks.harness import noise_search
 from benchmarks.harness.noise_search import ALLOWED, GRID, Job, Search
 from benchmarks.harness.published import ERROR_RATES
-from benchmarks.harness.rows import (
-    AuditRow,
-    Audits,
-    FrontierPoint,
-    Published,
-    RecipeRow,
-    Recipes,
-    TableRow,
-    Tradeoff,
-    Utility,
-    UtilityRun,
-)
+from benchmarks.harness.rows.audits import AuditRow, Audits
+from benchmarks.harness.rows.recipes import RecipeRow, Recipes
+from benchmarks.harness.rows.tradeoff import FrontierPoint, Published, TableRow, Tradeoff
+from benchmarks.harness.rows.utility import Utility, UtilityRun
 from benchmarks.harness.trainings import flags
 from benchmarks.report import plots
 from benchmarks.report.blocks import Block, Plots, Table, Text, epsilon, mean, number, place, within

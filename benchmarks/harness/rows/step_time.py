@@ -1,0 +1,42 @@
+"""The file step_time.json: single steps."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from typing_extensions import NotRequired
+
+from benchmarks.harness.rows.common import Made
+
+
+class TimedStep(TypedDict):
+    """Steps of one contender; three figures are quartiles."""
+
+    milliseconds: list[float]
+    ratio_to_sgd: list[float]
+    ratio_with_checks: NotRequired[float | None]
+    checked_ms: NotRequired[float]
+    steps: int
+    peak_mib: NotRequired[float | None]
+    memory_ratio: NotRequired[float | None]
+
+
+class StepRow(TypedDict):
+    """The steps of all contenders on one shape of batches."""
+
+    kind: str
+    tokens: int
+    size: int
+    is_peer: bool
+    parameters: int
+    contenders: dict[str, TimedStep]
+    parts_ms: NotRequired[dict[str, dict[str, float]]]
+
+
+class StepTime(Made):
+    """The file step_time.json."""
+
+    is_complete: NotRequired[bool]
+    missing: NotRequired[list[str]]
+    names: dict[str, str]
+    rows: list[StepRow]
