@@ -20,8 +20,9 @@ from benchmarks.harness.rows.step_time import StepRow, StepTime, TimedStep
 from benchmarks.harness.rows.tradeoff import Tradeoff
 from benchmarks.harness.rows.utility import Utility
 from benchmarks.report.blocks import Block, Table, Text, epsilon, number
-from benchmarks.report.plots import shown, unit_name
-from benchmarks.report.sections.tradeoffs import PlainRow, plain_rows
+from benchmarks.report.drawing import shown
+from benchmarks.report.plots import unit_name
+from benchmarks.report.sections.utility import PlainRow, plain_rows
 
 WORD_TABLES = {"clc": "CLC, frozen word-piece vectors", "bert": "BERT, the weights of MiniLM"}
 PRETRAINED = {"clc": "CLC", "bert": "BERT (MiniLM)"}

@@ -13,7 +13,7 @@ from benchmarks.harness.rows.memorization import Memorization, MemorizationRow
 from benchmarks.harness.settings import OVERFITTED, RANK_SECONDS, SHADOWS
 from benchmarks.report.blocks import Block, Table, Text, epsilon, interval, number, place
 from benchmarks.report.conditions import SECRET
-from benchmarks.report.plots import shown
+from benchmarks.report.drawing import shown
 from mia.secret_sharer import SUFFIXES
 
 # ---------------------------------------------------------------- membership

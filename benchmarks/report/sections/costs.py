@@ -10,7 +10,7 @@ from benchmarks.harness.rows.bench import Bench, BenchRow
 from benchmarks.harness.rows.data_loading import DataLoading, EpochOfData, HeldData
 from benchmarks.harness.settings import DECAY, DELTA, EPOCHS, LOADED_BATCH, STEPS, TARGET
 from benchmarks.report.blocks import Block, Table, Text, number
-from benchmarks.report.plots import shown
+from benchmarks.report.drawing import shown
 
 
 class OfLibrary(NamedTuple):

@@ -12,7 +12,7 @@ from benchmarks.harness.rows.epoch_time import CheckedStep, EpochRow, EpochTime,
 from benchmarks.harness.rows.step_time import StepRow, StepTime, TimedStep
 from benchmarks.report import plots
 from benchmarks.report.blocks import Block, Plots, Table, Text, number, place, within
-from benchmarks.report.plots import shown
+from benchmarks.report.drawing import shown
 from edpsgd.per_example.engine import SELDOM
 
 _ABOUT_EPOCHS = (
