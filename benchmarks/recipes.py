@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.harness import results, trainings
 from benchmarks.harness.results import Piece
+from benchmarks.harness.settings import SMALL
 from benchmarks.report.render import page
 
 DELTA = 1e-4
@@ -32,7 +33,6 @@ _CLC = {
     **_COMMON,
 }  # fmt: skip
 _SHORT = {"batch_size": 512, "epochs": 8}
-SMALL = {"examples": 800, "hidden": 32, "layers": 1, "dimension": 16, "dropout": 0.0}  # of the reduced benchmarks
 RECIPES: dict[tuple[str, str], dict[str, Any]] = {
     ("bert", "snips"): _BERT,
     ("bert", "atis"): _BERT,

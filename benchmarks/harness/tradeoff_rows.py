@@ -1,0 +1,131 @@
+"""From the pieces of tradeoff to the rows of Table 1 and the points of the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.harness.grid_search import DECAYS, Setting, choose
+from benchmarks.harness.noise_search import ALLOWED
+from benchmarks.harness.published import ATTACK_AUCS, CHANGES, ERROR_RATES
+from benchmarks.harness.results import Piece
+from benchmarks.harness.rows.tradeoff import Frontier, FrontierPoint, Published, TableRow, TableRun
+
+UNITS = {"1": 2, "4": 8, "16": 32, "example": None}  # by K: micro-batches of two workers
+USELESS = 95.0  # SER: with less ε than that takes, next to nothing is learned
+
+
+def table_rows(pieces: dict[str, Piece], pairs: Sequence[tuple[str, str]]) -> Iterator[TableRow]:
+    """One for each model, corpus and decay that was run; further seeds of what was chosen belong to it."""
+    runs = {Setting(**piece["table"]): piece for piece in pieces.values() if "table" in piece}
+    for model, task in pairs:
+        plain = Setting(model, task)
+        if plain not in runs:
+            continue
+        ours = {one: piece for one, piece in runs.items() if (one.model, one.task) == (model, task)}
+        limit = ALLOWED * runs[plain]["validation_ser"]
+        for kind in ("plain", *DECAYS):
+            tried = {one: piece for one, piece in ours.items() if one.kind == kind and one.seed == 0}
+            if not tried:
+                continue
+            best = plain if kind == "plain" else choose(tried, limit)
+            of_seeds = [(one, piece) for one, piece in ours.items() if replace(one, seed=0) == best]
+            row = _row(best, of_seeds, pieces, list(tried.values()))
+            row["is_allowed"] = ours[best]["validation_ser"] <= limit
+            yield row
+
+
+def _precision(piece: Piece) -> str:
+    return str(piece.get("precision", "bf16"))
+
+
+def _row(
+    setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece], tried: Sequence[Piece]
+) -> TableRow:
+    settings: dict[str, Any] = {name: runs[0][1][name] for name in ("epochs", "utterances")}
+    if setting.kind != "plain":
+        tau = float(setting.decay.partition(":")[2] or 0) or None
+        settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
+        settings |= {"noise_multiplier": setting.noise_multiplier, "clip_norm": setting.clip_norm}
+    found: list[TableRun] = []
+    settings["precision"] = ", ".join(sorted({_precision(run) for _, run in runs}))
+    processor = ", ".join(dict.fromkeys(run["machine"]["processor"] for _, run in runs))
+    for one, run in runs:
+        attack = pieces.get(f"attack-{one.name}", {})
+        is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
+        found.append(
+            {
+                "seed": one.seed,
+                "validation_ser": run["validation_ser"],
+                "test_ser": run["test_ser"],
+                "epsilon": run["epsilon"],
+                "real_share": run["real_share"],
+                "clip_fraction": run["clip_fraction"],
+                "auc": attack["auc"] if is_same else None,
+                "roc": attack["roc"] if is_same else None,
+            }
+        )
+    return {
+        "model": setting.model,
+        "task": setting.task,
+        "decay": setting.kind,
+        "settings": settings,
+        "runs": found,
+        "paper": _published(setting.model, setting.task, setting.kind),
+        "processor": processor,
+        "tried": len(tried),
+        "precisions_tried": sorted({_precision(piece) for piece in tried}),
+    }
+
+
+def _published(model: str, task: str, kind: str) -> Published | None:
+    """The paper's figures of a row, computed from the changes that it prints."""
+    if (model, task) not in CHANGES:
+        return None
+    ser, auc = ERROR_RATES[model, task], ATTACK_AUCS[model, task] / 100
+    if kind == "plain":
+        return {"ser": ser, "auc": auc, "log10_epsilon": None}
+    of_ser, of_auc, power = CHANGES[model, task][kind]
+    return {
+        "ser": round(ser * (1 + of_ser / 100), 1),
+        "auc": round(auc * (1 + of_auc / 100), 3),
+        "log10_epsilon": power,
+    }
+
+
+def frontier_figures(pieces: dict[str, Piece]) -> Frontier | None:
+    """The frontier, as far as it was run; None if nothing of it was."""
+    points = [piece for piece in pieces.values() if "frontier" in piece]
+    if not points:
+        return None
+    order = list(UNITS)
+    points.sort(key=lambda piece: (order.index(piece["frontier"]["unit"]), piece["frontier"]["target"] or 0.0))
+    about, first = points[0]["frontier"], points[0]
+    plain = [point for point in points if point["frontier"]["target"] is None]
+    return {
+        "model": about["model"],
+        "task": about["task"],
+        "batch": about["batch"],
+        "delta": about["delta"],
+        "epochs": first["epochs"],
+        "utterances": first["utterances"],
+        "layers": first["settings"]["layers"],
+        "hidden": first["settings"]["hidden"],
+        "useless": USELESS,
+        "seed": 0,
+        "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
+        "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
+        "points": [_point(point) for point in points if point["frontier"]["target"] is not None],
+    }
+
+
+def _point(point: Piece) -> FrontierPoint:
+    return {
+        "unit": point["frontier"]["unit"],
+        "target": point["frontier"]["target"],
+        "epsilon": point["epsilon"],
+        "test_ser": point["test_ser"],
+        "test_intent_accuracy": point["test_intent_accuracy"],
+        "test_slot_f1": point["test_slot_f1"],
+    }
