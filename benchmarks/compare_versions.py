@@ -17,31 +17,23 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import cast
 
 from typing_extensions import Self
 
 from benchmarks.harness import version_worker
 from benchmarks.harness.contenders import NAMES, SIZES
 from benchmarks.harness.results import machine
+from benchmarks.harness.version_worker import Answer, Subject
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ("clc", "bert")
 CONTENDERS = ("sgd", "edp", "example", "verified")
 OUT = Path("runs/compare_versions.json")
 LEVEL = 0.95  # of intervals
-
-
-class Subject(TypedDict):
-    """What makes the steps that are compared."""
-
-    model: str
-    contender: str
-    tokens: int
-    size: int
 
 
 class Compared(Subject):
@@ -117,19 +109,19 @@ class Worker:
         """Makes one step; its seconds."""
         return float(self._order({"step": True})["seconds"])
 
-    def _order(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _order(self, order: Mapping[str, object]) -> Answer:
         if self._process is None or self._process.stdin is None:
             raise RuntimeError("the process of a checkout runs within `with` only")
         print(json.dumps(order), file=self._process.stdin, flush=True)
         return self._answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> Answer:
         if self._process is None or self._process.stdout is None:
             raise RuntimeError("the process of a checkout runs within `with` only")
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the process in {self.checkout} has failed, see above")
-        return dict(json.loads(line))
+        return cast(Answer, json.loads(line))
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:

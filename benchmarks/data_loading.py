@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
-from benchmarks.harness.rows.data_loading import EpochOfData, HeldData
+from benchmarks.harness.rows.data_loading import DataLoading, EpochOfData, HeldData, LoadedData
 from benchmarks.harness.settings import LOADED_BATCH
 from benchmarks.report.render import page
 from edpsgd.sampling.base import Batches
@@ -155,22 +155,31 @@ def memory(model: str, examples: int) -> HeldData:
     }
 
 
-def _child(launcher: Sequence[str], *arguments: str) -> dict[str, Any]:
+def _child(launcher: Sequence[str], *arguments: str) -> results.Found:
     """The last line of a process that runs one measurement."""
     command = [*launcher, sys.executable, "-m", "benchmarks.data_loading", *arguments]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return dict(json.loads(output[output.rindex("RESULT") + len("RESULT") :].splitlines()[0]))
 
 
-def measure(examples: int, sizes: Sequence[int]) -> dict[str, Any]:
+def measure(examples: int, sizes: Sequence[int], command: str) -> DataLoading:
     """All of it."""
     start = time.monotonic()
-    found: dict[str, Any] = {"machine": machine(), "examples": examples, "workers": 2}
+    loaded: dict[str, LoadedData] = {}
     for model in ("clc", "bert"):
         memory = [_child([], "--memory", model, "--examples", str(size)) for size in sizes]
         epoch = _child(["horovodrun", "-np", "2", "--gloo"], "--epoch", model, "--examples", str(examples))
-        found[model] = {"epoch": epoch, "memory": memory}
-    return {**found, "minutes": (time.monotonic() - start) / 60}
+        loaded[model] = {"epoch": cast(EpochOfData, epoch), "memory": cast(list[HeldData], memory)}
+    return {
+        "command": command,
+        "seed": 0,
+        "machine": machine(),
+        "examples": examples,
+        "workers": 2,
+        "clc": loaded["clc"],
+        "bert": loaded["bert"],
+        "minutes": (time.monotonic() - start) / 60,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -185,8 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if one is not None:
             print(f"\nRESULT{json.dumps(one)}", flush=True)
         return
-    found = measure(500 if flags.reduced else flags.examples, FEW if flags.reduced else SIZES)
-    found = {"command": results.command("data_loading", flags), "seed": 0, **found}
+    examples = 500 if flags.reduced else flags.examples
+    sizes = FEW if flags.reduced else SIZES
+    found = measure(examples, sizes, results.command("data_loading", flags))
     results.save(flags.out, "data_loading", found, page("data_loading", found))
 
 

@@ -18,13 +18,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import on_workers, results
 from benchmarks.harness.contenders import SIZES, SLOW, Batch, Contender, make, take_turns
 from benchmarks.harness.random_batches import make_batches
+from benchmarks.harness.rows.common import Peak
+from benchmarks.harness.rows.step_time import MeasuredSteps, StepJob, StepRow
 from benchmarks.harness.step_rows import (
     KINDS,
     LABELS,
@@ -73,7 +75,7 @@ def part_seconds(step: Callable[[], None], wait: Callable[[], None]) -> dict[str
 
 def measure(
     kind: str, tokens: int, size: int, is_peer: bool, folder: Path, rounds: int = 0, contender: str = ""
-) -> dict[str, Any]:
+) -> MeasuredSteps | Peak:
     """On one worker: the time of all contenders, or the memory of one."""
     import horovod.torch as hvd
 
@@ -88,7 +90,7 @@ def measure(
 
 def time_all(
     contenders: dict[str, Contender], rounds: int, batches: tuple[Batch, list[Batch]], slow: Sequence[str]
-) -> dict[str, Any]:
+) -> MeasuredSteps:
     """Interleaved steps of all contenders, in seconds, and where the time of ours goes."""
     warm_up = min(WARM_UP, rounds + 1)
     times: dict[str, list[float | None]] = {name: [] for name in contenders}
@@ -99,7 +101,7 @@ def time_all(
         for name in contenders:
             times[name].append(seconds.get(name))
     checks = {name: median_of_checked(times[name][:warm_up]) for name in CHECKED if name in contenders}
-    parts = {}
+    parts: dict[str, dict[str, float]] = {}
     for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if name in contenders]:
         found = [step_parts(contenders[name], *batches) for _ in range(min(TIMED_STEPS, rounds))]
         parts[name] = {part: statistics.median(one.get(part, 0.0) for one in found) for part in PARTS}
@@ -133,7 +135,7 @@ def step_parts(contender: Contender, batch: Batch, examples: list[Batch]) -> dic
     return part_seconds(partial(contender.step, batch, examples), hvd.barrier)
 
 
-def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -> dict[str, float]:
+def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -> Peak:
     """Peak resident memory of a process that does nothing else, in MiB."""
     for _ in range(2 if name in SLOW else 4):
         contender.step(batch, examples)
@@ -143,25 +145,27 @@ def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -
 # -------------------------------------------------------------------- what starts them and writes the report
 
 
-def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
+def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, StepJob]:
     """What is measured: every model in every shape, and the variants of the peers."""
-    return {
-        f"{kind}-{tokens}-{size}{'-peers' if is_peer else ''}": {
-            "kind": kind, "tokens": tokens, "size": size, "is_peer": is_peer
-        }
-        for is_peer, chosen in ((False, shapes), (True, [(n, size) for n, size in shapes if size <= PEERS_UP_TO]))
-        for kind in KINDS
-        for tokens, size in chosen
-    }  # fmt: skip
+    found: dict[str, StepJob] = {}
+    for kind in KINDS:
+        for tokens, size in shapes:
+            found[f"{kind}-{tokens}-{size}"] = StepJob(kind=kind, tokens=tokens, size=size, is_peer=False)
+    for kind in KINDS:
+        for tokens, size in shapes:
+            if size <= PEERS_UP_TO:
+                name = f"{kind}-{tokens}-{size}-peers"
+                found[name] = StepJob(kind=kind, tokens=tokens, size=size, is_peer=True)
+    return found
 
 
-def measured(job: dict[str, Any], rounds: int, has_memory: bool = True) -> dict[str, Any]:
+def measured(job: StepJob, rounds: int, has_memory: bool = True) -> StepRow:
     """A row of the report."""
-    times = on_workers.run("benchmarks.step_time", {**job, "rounds": rounds}, WORKERS)
-    memory = {
-        name: on_workers.run("benchmarks.step_time", {**job, "contender": name}, WORKERS)["peak_mib"]
-        for name in (times["times"] if has_memory else ())
-    }
+    module = "benchmarks.step_time"
+    times = cast(MeasuredSteps, on_workers.run(module, {**job, "rounds": rounds}, WORKERS))
+    memory: dict[str, float] = {}
+    for name in times["times"] if has_memory else ():
+        memory[name] = on_workers.run(module, {**job, "contender": name}, WORKERS)["peak_mib"]
     return summarise(job, times, memory)
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,6 +31,15 @@ from benchmarks.harness.grid_search import MICRO_BATCHES, Setting, epsilons, exp
 from benchmarks.harness.noise_search import DELTA
 from benchmarks.harness.published import CHANGES
 from benchmarks.harness.results import Piece
+from benchmarks.harness.rows.common import Interval
+from benchmarks.harness.rows.tradeoff import (
+    AttackPiece,
+    MeasuredTraining,
+    PlaceOnFrontier,
+    PointPiece,
+    Tradeoff,
+    TrainingPiece,
+)
 from benchmarks.harness.tradeoff_rows import UNITS, USELESS, frontier_figures, table_rows
 from benchmarks.membership import SHADOW, shadow_attack
 from benchmarks.report.render import page
@@ -73,23 +82,31 @@ class Trainer:
     def __init__(self, get: Callable[..., Piece], data: Path | None, runs: Path) -> None:
         self._get, self._data, self._runs = get, data, runs
 
-    def train(self, setting: Setting) -> Piece:
+    def train(self, setting: Setting) -> TrainingPiece:
         """A training of Table 1, with its ε."""
-        return self._get(setting.name, partial(self._train, setting), trainings.named(setting.flags()))
+        work = partial(self._train, setting)
+        return cast(TrainingPiece, self._get(setting.name, work, trainings.named(setting.flags())))
 
-    def _train(self, setting: Setting) -> Piece:
+    def _train(self, setting: Setting) -> MeasuredTraining:
         folder = self._folder(setting)
-        found: Piece = {"table": vars(setting), **trainings.scores(folder), "epsilon": None, "real_share": None}
+        found: MeasuredTraining = {
+            "table": setting.fields(),
+            **trainings.scores(folder),
+            "epsilon": None,
+            "real_share": None,
+        }
         if setting.noise_multiplier:
             share = _real_share(setting, folder)
-            found |= {"real_share": share, "epsilon": epsilons(setting, share)}
+            found["real_share"] = share
+            found["epsilon"] = epsilons(setting, share)
         return found
 
-    def attack(self, setting: Setting) -> Piece:
+    def attack(self, setting: Setting) -> AttackPiece:
         """The paper's attack on a training of Table 1; its shadow is the plain training on another corpus."""
-        return self._get(f"attack-{setting.name}", partial(self._attack, setting), trainings.named(setting.flags()))
+        work = partial(self._attack, setting)
+        return cast(AttackPiece, self._get(f"attack-{setting.name}", work, trainings.named(setting.flags())))
 
-    def _attack(self, setting: Setting) -> Piece:
+    def _attack(self, setting: Setting) -> AttackPiece:
         run = open_run(self._folder(setting), None if self._data is None else str(self._data))
         score = trainings.scores(run.folder)["test_ser"]
         if score != self.train(setting)["test_ser"]:  # the run was gone, and came out otherwise on another machine
@@ -99,7 +116,8 @@ class Trainer:
         grid = np.linspace(0, 1, 101)
         curve = np.interp(grid, report.fpr, report.tpr)
         roc = [[round(float(x), 2), round(float(y), 4)] for x, y in zip(grid, curve, strict=True)]
-        return {"auc": report.auc._asdict(), "roc": roc, "test_ser": score}
+        auc: Interval = {"value": report.auc.value, "low": report.auc.low, "high": report.auc.high}
+        return {"auc": auc, "roc": roc, "test_ser": score}
 
     def _folder(self, setting: Setting) -> Path:
         """Of a complete run: after a move to another machine it is trained again, with the same seed."""
@@ -107,20 +125,30 @@ class Trainer:
         trainings.train({**setting.flags(), "data": self._data}, folder)
         return folder
 
-    def frontier(self, model: str, task: str, unit: str, epsilon: float | None) -> Piece:
+    def frontier(self, model: str, task: str, unit: str, epsilon: float | None) -> PointPiece:
         """A point of the frontier; without ε, plain training."""
         name = f"frontier-{task}-{model}-" + ("plain" if epsilon is None else f"{unit}-{epsilon:g}")
         settings = recipes.settings(model, task, epsilon)
-        about = {"model": model, "task": task, "batch": settings["batch_size"], "delta": settings["delta"]}
+        place: PlaceOnFrontier = {
+            "model": model,
+            "task": task,
+            "batch": settings["batch_size"],
+            "delta": settings["delta"],
+            "unit": unit,
+            "target": epsilon,
+        }
         number = UNITS[unit]
-        if epsilon is not None and number is not None:  # the recipe's batch in larger units than its single examples
-            settings |= {"private": "edp", "micro_batches": number, "batch_size": settings["batch_size"] // number}
+        if epsilon is not None and number is not None:
+            # the batch of the recipe, in larger units than its single examples
+            settings["private"] = "edp"
+            settings["micro_batches"] = number
+            settings["batch_size"] //= number
 
-        def work() -> Piece:
+        def work() -> Mapping[str, object]:
             trainings.train({**settings, "data": self._data}, self._runs / name)
-            return {"frontier": {**about, "unit": unit, "target": epsilon}, **trainings.scores(self._runs / name)}
+            return {"frontier": place, **trainings.scores(self._runs / name)}
 
-        return self._get(name, work, trainings.named(settings))
+        return cast(PointPiece, self._get(name, work, trainings.named(settings)))
 
 
 def _real_share(setting: Setting, folder: Path) -> float:
@@ -139,7 +167,7 @@ def one_corpus(model: str, task: str, trainer: Trainer, seeds: int, has_search: 
             trainer.attack(again)
 
 
-def one_unit(unit: str, epsilons: Sequence[float], point: Callable[[str, float], Piece]) -> None:
+def one_unit(unit: str, epsilons: Sequence[float], point: Callable[[str, float], PointPiece]) -> None:
     """The frontier of one unit, from the largest ε down; what is below one that is useless is not run."""
     for epsilon in sorted(epsilons, reverse=True):
         if point(unit, epsilon)["test_ser"] > USELESS:
@@ -149,18 +177,19 @@ def one_unit(unit: str, epsilons: Sequence[float], point: Callable[[str, float],
 def works(trainer: Trainer, extent: Extent, seeds: int) -> dict[str, Callable[[], object]]:
     """By name: all that is to be done, in parts that may run side by side."""
     point = partial(trainer.frontier, *extent.frontier)
-    return {
-        **{
-            f"{model}-{task}": partial(one_corpus, model, task, trainer, seeds, extent.has_search)
-            for model, task in extent.pairs
-        },
-        "frontier-plain": partial(point, "example", None),
-        **{f"frontier-{unit}": partial(one_unit, unit, extent.epsilons, point) for unit in UNITS},
-    }
+    found: dict[str, Callable[[], object]] = {}
+    for model, task in extent.pairs:
+        found[f"{model}-{task}"] = partial(one_corpus, model, task, trainer, seeds, extent.has_search)
+    found["frontier-plain"] = partial(point, "example", None)
+    for unit in UNITS:
+        found[f"frontier-{unit}"] = partial(one_unit, unit, extent.epsilons, point)
+    return found
 
 
 # -------------------------------------------------------------------- the figures
-def figures(pieces: dict[str, Piece], extent: Extent, seeds: int) -> dict[str, Any]:
+
+
+def figures(pieces: dict[str, Piece], extent: Extent, seeds: int) -> Tradeoff:
     """Table and frontier, as far as they were run."""
     table = list(table_rows(pieces, [*CHANGES, *REDUCED.pairs]))
     are_attacked = all(run["auc"] is not None for row in table for run in row["runs"])
@@ -177,7 +206,7 @@ def figures(pieces: dict[str, Piece], extent: Extent, seeds: int) -> dict[str, A
 def is_complete(pieces: dict[str, Piece], extent: Extent, seeds: int) -> bool:
     """Whether all that is to be done, gone through again, asks for nothing that is not there."""
 
-    def get(key: str, _: object, settings: Mapping[str, Any]) -> Piece:
+    def get(key: str, _: object, settings: Mapping[str, object]) -> Piece:
         if results.missing(pieces, {key: settings}):
             raise KeyError(key)
         return pieces[key]

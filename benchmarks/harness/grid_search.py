@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchmarks.harness import trainings
 from benchmarks.harness.noise_search import ALLOWED, DELTA, GRID, TUNED
-from benchmarks.harness.results import Piece
-from benchmarks.harness.rows.tradeoff import Epsilons
+from benchmarks.harness.rows.tradeoff import Epsilons, SettingOfTable, TrainingPiece
+from benchmarks.harness.rows.trainings import Flags
 from benchmarks.harness.settings import SMALL
 from edpsgd import accounting
 from edpsgd.schedules import parse_decay
@@ -22,8 +22,8 @@ TAUS = {
 }
 DECAYS = ("none", "linear", "exponential")
 FIRST = 3  # of GRID, where the search begins
-_SMALL = {**SMALL, "epochs": 8, "batch_size": 16, "learning_rate": 1e-2}
-SETTINGS = {**TUNED, ("clc", "generated"): _SMALL, ("clc", "generated-2"): _SMALL}
+_SMALL: Flags = {**SMALL, "epochs": 8, "batch_size": 16, "learning_rate": 1e-2}
+SETTINGS: dict[tuple[str, str], Flags] = {**TUNED, ("clc", "generated"): _SMALL, ("clc", "generated-2"): _SMALL}
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,50 @@ class Setting:
         """A row of the table."""
         return self.decay.partition(":")[0] if self.noise_multiplier else "plain"
 
-    def flags(self) -> dict[str, Any]:
+    def flags(self) -> Flags:
         """Of tasks.train; the two workers' batches of plain training make eight micro-batches."""
-        tuned = dict(SETTINGS[self.model, self.task])
+        tuned = SETTINGS[self.model, self.task]
+        size = 2 * tuned["batch_size"]
         task, is_other, _ = self.task.partition("-2")  # "generated-2" is generated from another seed
-        size = 2 * tuned.pop("batch_size")
-        words: dict[str, Any] = {"data_seed": int(bool(is_other))}
+        words: Flags = {"data_seed": int(bool(is_other))}
         if task != "generated":
-            words = dict(trainings.words(self.model))
-        common = {"task": task, "model": self.model, "split": "random", "seed": self.seed, "tensorboard": False}
-        common |= {"split_seed": self.seed, "precision": "bf16", **words, **tuned}
+            words = trainings.words(self.model)
+        common: Flags = {
+            "task": task,
+            "model": self.model,
+            "split": "random",
+            "seed": self.seed,
+            "tensorboard": False,
+            "split_seed": self.seed,
+            "precision": "bf16",
+            **words,
+            **tuned,
+        }
         if not self.noise_multiplier:
             return {**common, "private": "off", "batch_size": size}
         return {
-            **common, "private": "edp", "noise": "paper", "layer_scaling": "raw", "decay": self.decay, "delta": DELTA,
-            "noise_multiplier": self.noise_multiplier, "clip_norm": self.clip_norm,
-            "batch_size": size // MICRO_BATCHES, "micro_batches": MICRO_BATCHES,
-        }  # fmt: skip
+            **common,
+            "private": "edp",
+            "noise": "paper",
+            "layer_scaling": "raw",
+            "decay": self.decay,
+            "delta": DELTA,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip_norm,
+            "batch_size": size // MICRO_BATCHES,
+            "micro_batches": MICRO_BATCHES,
+        }
+
+    def fields(self) -> SettingOfTable:
+        """As pieces of the results file say it."""
+        return {
+            "model": self.model,
+            "task": self.task,
+            "seed": self.seed,
+            "decay": self.decay,
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip_norm,
+        }
 
 
 def epsilons(setting: Setting, share: float) -> Epsilons:
@@ -93,9 +120,9 @@ class _Tries:
         limit: the error rate on validation data that is allowed.
     """
 
-    def __init__(self, train: Callable[[Setting], Piece], limit: float) -> None:
+    def __init__(self, train: Callable[[Setting], TrainingPiece], limit: float) -> None:
         self._train, self.limit = train, limit
-        self.pieces: dict[Setting, Piece] = {}
+        self.pieces: dict[Setting, TrainingPiece] = {}
 
     def passes(self, setting: Setting) -> bool:
         """Whether the model bears the noise: its error rate is allowed."""
@@ -110,12 +137,12 @@ class _Tries:
                 return setting
         return None
 
-    def of_kind(self, kind: str) -> dict[Setting, Piece]:
+    def of_kind(self, kind: str) -> dict[Setting, TrainingPiece]:
         """Those of a row of the table."""
         return {setting: piece for setting, piece in self.pieces.items() if setting.kind == kind}
 
 
-def explore(model: str, task: str, train: Callable[[Setting], Piece]) -> dict[str, Setting]:
+def explore(model: str, task: str, train: Callable[[Setting], TrainingPiece]) -> dict[str, Setting]:
     """Goes through the paper's grid, one setting after the other; what was chosen for each row.
 
     First the largest z0 without decay; one that is not borne with a clip norm of 1 is tried with a
@@ -171,12 +198,16 @@ def _first(settings: Sequence[Setting], passes: Callable[[Setting], bool]) -> bo
     return True
 
 
-def choose(runs: Mapping[Setting, Piece], limit: float) -> Setting:
+def choose(runs: Mapping[Setting, TrainingPiece], limit: float) -> Setting:
     """The most noise whose error rate on validation data is allowed; else the lowest error rate."""
     passed = [setting for setting, piece in runs.items() if piece["validation_ser"] <= limit]
     if passed:
-        return min(passed, key=lambda setting: runs[setting]["epsilon"]["exact"])
+        return min(passed, key=lambda setting: _exact_epsilon(runs[setting]))
     return min(runs, key=lambda setting: runs[setting]["validation_ser"])
+
+
+def _exact_epsilon(piece: TrainingPiece) -> float:
+    return math.inf if piece["epsilon"] is None else piece["epsilon"]["exact"]
 
 
 def without_search(model: str, task: str) -> dict[str, Setting]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from benchmarks.harness.grid_search import DECAYS, Setting, choose
 from benchmarks.harness.noise_search import ALLOWED
 from benchmarks.harness.published import ATTACK_AUCS, CHANGES, ERROR_RATES
 from benchmarks.harness.results import Piece
-from benchmarks.harness.rows.tradeoff import Frontier, FrontierPoint, Published, TableRow, TableRun
+from benchmarks.harness.rows.tradeoff import (
+    Frontier,
+    FrontierPoint,
+    PointPiece,
+    Published,
+    TableRow,
+    TableRun,
+    TableSettings,
+    TrainingPiece,
+)
 
 UNITS = {"1": 2, "4": 8, "16": 32, "example": None}  # by K: micro-batches of two workers
 USELESS = 95.0  # SER: with less ε than that takes, next to nothing is learned
@@ -18,7 +27,10 @@ USELESS = 95.0  # SER: with less ε than that takes, next to nothing is learned
 
 def table_rows(pieces: dict[str, Piece], pairs: Sequence[tuple[str, str]]) -> Iterator[TableRow]:
     """One for each model, corpus and decay that was run; further seeds of what was chosen belong to it."""
-    runs = {Setting(**piece["table"]): piece for piece in pieces.values() if "table" in piece}
+    runs: dict[Setting, TrainingPiece] = {}
+    for piece in pieces.values():
+        if "table" in piece:
+            runs[Setting(**piece["table"])] = cast(TrainingPiece, piece)
     for model, task in pairs:
         plain = Setting(model, task)
         if plain not in runs:
@@ -36,47 +48,66 @@ def table_rows(pieces: dict[str, Piece], pairs: Sequence[tuple[str, str]]) -> It
             yield row
 
 
-def _precision(piece: Piece) -> str:
-    return str(piece.get("precision", "bf16"))
-
-
 def _row(
-    setting: Setting, runs: Sequence[tuple[Setting, Piece]], pieces: dict[str, Piece], tried: Sequence[Piece]
+    setting: Setting,
+    runs: Sequence[tuple[Setting, TrainingPiece]],
+    pieces: dict[str, Piece],
+    tried: Sequence[TrainingPiece],
 ) -> TableRow:
-    settings: dict[str, Any] = {name: runs[0][1][name] for name in ("epochs", "utterances")}
-    if setting.kind != "plain":
-        tau = float(setting.decay.partition(":")[2] or 0) or None
-        settings |= {"decay": setting.decay, "tau": tau, "layer_scaling": "raw"}
-        settings |= {"noise_multiplier": setting.noise_multiplier, "clip_norm": setting.clip_norm}
-    found: list[TableRun] = []
-    settings["precision"] = ", ".join(sorted({_precision(run) for _, run in runs}))
-    processor = ", ".join(dict.fromkeys(run["machine"]["processor"] for _, run in runs))
-    for one, run in runs:
-        attack = pieces.get(f"attack-{one.name}", {})
-        is_same = attack.get("test_ser") == run["test_ser"]  # else the model was trained again, on another machine
-        found.append(
-            {
-                "seed": one.seed,
-                "validation_ser": run["validation_ser"],
-                "test_ser": run["test_ser"],
-                "epsilon": run["epsilon"],
-                "real_share": run["real_share"],
-                "clip_fraction": run["clip_fraction"],
-                "auc": attack["auc"] if is_same else None,
-                "roc": attack["roc"] if is_same else None,
-            }
-        )
+    """A row of Table 1.
+
+    Args:
+        setting: what was chosen.
+        runs: its trainings, a seed each.
+        pieces: of the file, with the attacks.
+        tried: all trainings that it was chosen among.
+    """
+    processors = [run["machine"]["processor"] for _, run in runs]
     return {
         "model": setting.model,
         "task": setting.task,
         "decay": setting.kind,
-        "settings": settings,
-        "runs": found,
+        "settings": _settings(setting, [run for _, run in runs]),
+        "runs": [_run(one, run, pieces.get(f"attack-{one.name}")) for one, run in runs],
         "paper": _published(setting.model, setting.task, setting.kind),
-        "processor": processor,
+        "processor": ", ".join(dict.fromkeys(processors)),
         "tried": len(tried),
         "precisions_tried": sorted({_precision(piece) for piece in tried}),
     }
+
+
+def _settings(setting: Setting, runs: Sequence[TrainingPiece]) -> TableSettings:
+    """What the row says about its trainings."""
+    found: TableSettings = {"epochs": runs[0]["epochs"], "utterances": runs[0]["utterances"]}
+    if setting.kind != "plain":
+        _, _, tau = setting.decay.partition(":")
+        found["decay"] = setting.decay
+        found["tau"] = float(tau) if tau else None
+        found["layer_scaling"] = "raw"
+        found["noise_multiplier"] = setting.noise_multiplier
+        found["clip_norm"] = setting.clip_norm
+    found["precision"] = ", ".join(sorted({_precision(run) for run in runs}))
+    return found
+
+
+def _run(setting: Setting, run: TrainingPiece, attack: Piece | None) -> TableRun:
+    """A training, and the attack on it."""
+    # with another error rate, the model was trained again, on another machine, after the attack
+    is_same = attack is not None and attack["test_ser"] == run["test_ser"]
+    return {
+        "seed": setting.seed,
+        "validation_ser": run["validation_ser"],
+        "test_ser": run["test_ser"],
+        "epsilon": run["epsilon"],
+        "real_share": run["real_share"],
+        "clip_fraction": run["clip_fraction"],
+        "auc": attack["auc"] if attack is not None and is_same else None,
+        "roc": attack["roc"] if attack is not None and is_same else None,
+    }
+
+
+def _precision(piece: TrainingPiece) -> str:
+    return piece.get("precision", "bf16")
 
 
 def _published(model: str, task: str, kind: str) -> Published | None:
@@ -96,11 +127,11 @@ def _published(model: str, task: str, kind: str) -> Published | None:
 
 def frontier_figures(pieces: dict[str, Piece]) -> Frontier | None:
     """The frontier, as far as it was run; None if nothing of it was."""
-    points = [piece for piece in pieces.values() if "frontier" in piece]
+    points = [cast(PointPiece, piece) for piece in pieces.values() if "frontier" in piece]
     if not points:
         return None
     order = list(UNITS)
-    points.sort(key=lambda piece: (order.index(piece["frontier"]["unit"]), piece["frontier"]["target"] or 0.0))
+    points.sort(key=lambda one: (order.index(one["frontier"]["unit"]), one["frontier"]["target"] or 0.0))
     about, first = points[0]["frontier"], points[0]
     plain = [point for point in points if point["frontier"]["target"] is None]
     return {
@@ -116,14 +147,14 @@ def frontier_figures(pieces: dict[str, Piece]) -> Frontier | None:
         "seed": 0,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
         "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
-        "points": [_point(point) for point in points if point["frontier"]["target"] is not None],
+        "points": [_point(point, target) for point in points if (target := point["frontier"]["target"]) is not None],
     }
 
 
-def _point(point: Piece) -> FrontierPoint:
+def _point(point: PointPiece, target: float) -> FrontierPoint:
     return {
         "unit": point["frontier"]["unit"],
-        "target": point["frontier"]["target"],
+        "target": target,
         "epsilon": point["epsilon"],
         "test_ser": point["test_ser"],
         "test_intent_accuracy": point["test_intent_accuracy"],

@@ -21,9 +21,26 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 HERE = Path(__file__).resolve().parents[1]  # the package `benchmarks`
+
+
+class Subject(TypedDict):
+    """What makes the steps that are compared."""
+
+    model: str
+    contender: str
+    tokens: int
+    size: int
+
+
+class Answer(TypedDict, total=False):
+    """To an order: the subject that was made, or the seconds of a step; first of all, where the code is."""
+
+    edpsgd: str
+    made: Subject
+    seconds: float
 
 
 def use_own_benchmarks() -> None:
@@ -69,7 +86,7 @@ def seconds_of(step: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def answers_to(orders: IO[str], folder: Path) -> Iterator[dict[str, Any]]:
+def answers_to(orders: IO[str], folder: Path) -> Iterator[Answer]:
     """What each order comes to; ledgers go to the folder."""
     step: Callable[[], None] | None = None
     for number, line in enumerate(orders):

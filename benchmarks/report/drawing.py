@@ -130,8 +130,15 @@ def draw_line(axes: Axes, points: Sequence[tuple[float, float]], number: int, la
 def draw_mark(axes: Axes, x: float, y: float, number: int, is_hollow: bool = False, strength: float = 1.0) -> None:
     """One mark; its number chooses colour and marker."""
     face = GROUND if is_hollow else COLOURS[number]
-    style: dict[str, Any] = {"color": COLOURS[number], "markerfacecolor": face, "linestyle": "none", "alpha": strength}
-    axes.plot(x, y, marker=MARKERS[number], **style)
+    axes.plot(
+        x,
+        y,
+        marker=MARKERS[number],
+        color=COLOURS[number],
+        markerfacecolor=face,
+        linestyle="none",
+        alpha=strength,
+    )
 
 
 def add_to_legend(axes: Axes, marks: Iterable[tuple[str, str, str, bool]]) -> None:

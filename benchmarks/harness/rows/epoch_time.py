@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from typing_extensions import NotRequired
 
-from benchmarks.harness.rows.common import Machine, Made
+from benchmarks.harness.rows.common import Machine, Made, Peak
 
 
 class TimedEpoch(TypedDict):
@@ -46,13 +46,69 @@ class PeakMemory(TypedDict):
     ratio: float
 
 
-class MeasuredParts(TypedDict):
-    """Milliseconds of steps and of their parts, on some number of workers."""
+class EpochJob(TypedDict, total=False):
+    """What workers are told to measure: times, memory, or the parts of a step.
+
+    The first entries say over which batches, the others are those of one or another measurement.
+    """
+
+    model: str
+    task: str
+    examples: int
+    data: str | None
+    batch: int
+    what: str
+    is_peer: bool
+    passes: int
+    most: int | None
+    parts: int
+    part: int
+    contender: str
+    rounds: int
+
+
+class AboutEpoch(TypedDict):
+    """What a piece with times is about."""
+
+    model: str
+    corpus: str
+    is_peer: bool
+
+
+class AboutMemory(TypedDict):
+    """What a piece with a peak of memory is about."""
+
+    model: str
+    is_peer: bool
+    contender: str
+
+
+class AboutParts(TypedDict):
+    """What a piece with the parts of a step is about."""
+
+    model: str
+    workers: int
+
+
+class TimedParts(TypedDict):
+    """Milliseconds of steps and of their parts."""
 
     parameters: int
     whole_ms: dict[str, float]
     parts_ms: dict[str, float]
+
+
+class MeasuredParts(TimedParts):
+    """A piece of epoch_time.json: the same on some number of workers."""
+
+    about: AboutParts
     machine: Machine
+
+
+class MeasuredMemory(Peak):
+    """A piece of epoch_time.json: the memory of a worker."""
+
+    about: AboutMemory
 
 
 class Portions(TypedDict):
@@ -64,14 +120,19 @@ class Portions(TypedDict):
     ratios: list[float]
 
 
-class MeasuredEpoch(TypedDict):
-    """A piece of epoch_time.json: what the workers measured, and what it is about."""
+class TimedSteps(TypedDict):
+    """What workers measured over an epoch or a part of it."""
 
-    about: dict[str, Any]
     parameters: int
     utterances: int
     steps: int
     times: dict[str, Portions]
+
+
+class MeasuredEpoch(TimedSteps):
+    """A piece of epoch_time.json: what the workers measured, and what it is about."""
+
+    about: AboutEpoch
     machine: Machine
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from collections.abc import Sequence
+from typing import TypedDict
 
 from typing_extensions import NotRequired
 
 from benchmarks.harness.rows.common import Made
+from benchmarks.harness.rows.trainings import Flags
 
 
 class RecipeRow(TypedDict):
@@ -19,7 +21,19 @@ class RecipeRow(TypedDict):
     test_intent_accuracy: float
     test_slot_f1: float
     validation_ser: float
-    recipe: dict[str, Any]
+    recipe: Flags
+
+
+class RecipePiece(RecipeRow):
+    """A row as a piece of the file, with the ε that was spent of the one that was given."""
+
+    spent: float | None
+    tried: NotRequired[bool]
+    clip_fraction: float | None
+    epochs: int
+    utterances: int
+    precision: NotRequired[str]
+    minutes: float
 
 
 class Recipes(Made):
@@ -27,5 +41,5 @@ class Recipes(Made):
 
     is_complete: NotRequired[bool]
     delta: float
-    rows: list[RecipeRow]
-    tried: NotRequired[list[RecipeRow]]
+    rows: Sequence[RecipeRow]
+    tried: NotRequired[Sequence[RecipeRow]]

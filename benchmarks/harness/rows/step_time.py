@@ -21,13 +21,34 @@ class TimedStep(TypedDict):
     memory_ratio: NotRequired[float | None]
 
 
-class StepRow(TypedDict):
-    """The steps of all contenders on one shape of batches."""
+class StepJob(TypedDict):
+    """What a row is about: a model, the shape of a worker's batch, and whether Opacus takes part."""
 
     kind: str
     tokens: int
     size: int
     is_peer: bool
+
+
+class StepSettings(TypedDict):
+    """What a row was measured with; those without the slowest contender do not name them."""
+
+    rounds: int
+    contenders: NotRequired[list[str]]
+
+
+class MeasuredSteps(TypedDict):
+    """Seconds on worker 0: of all rounds, of checked steps, and of the parts of a step."""
+
+    parameters: int
+    times: dict[str, list[float | None]]
+    checks: dict[str, float]
+    parts: dict[str, dict[str, float]]
+
+
+class StepRow(StepJob):
+    """The steps of all contenders on one shape of batches."""
+
     parameters: int
     contenders: dict[str, TimedStep]
     parts_ms: NotRequired[dict[str, dict[str, float]]]
