@@ -95,14 +95,18 @@ def audit_mechanism(
         move, found = _example_statistics(setup, collective, trials, make)
     else:
         found = _gradient_statistics(setup, collective, trials, make)
+    bounds: LowerBounds | None = None
+    if found is not None:
+        own = lower_bounds(found[0], found[1], delta, confidence)
+        bounds = collective.gather(own)[0]  # the same finding on each worker
     return Finding(
-        multiplier,
-        1.0 / multiplier,
-        gaussian_epsilon([multiplier], delta),
-        None if found is None else collective.gather(lower_bounds(found[0], found[1], delta, confidence))[0],
-        noticeable,
-        None if move is None else move.distance,
-        None if move is None else (move.examples, move.tokens),
+        multiplier=multiplier,
+        mu=1.0 / multiplier,
+        epsilon=gaussian_epsilon([multiplier], delta),
+        bounds=bounds,
+        noticeable=noticeable,
+        move=None if move is None else move.distance,
+        shape=None if move is None else (move.examples, move.tokens),
     )
 
 
@@ -135,24 +139,39 @@ def _example_statistics(
     setup: Setup, collective: Collective, trials: int, make: Maker
 ) -> tuple[example_worlds.Move, Floats | None]:
     """The furthest move of the sum by an example and, unless it is too far, the trials along it."""
-    seed = collective.gather(secrets.randbits(31) if setup.seed is None else setup.seed)[0]
+    own_seed = secrets.randbits(31) if setup.seed is None else setup.seed
+    seed = collective.gather(own_seed)[0]
     names = example_worlds.layer_names()
-    given = parse_scaling(setup.scaling)
-    if isinstance(given, Mapping):  # three numbers for more layers: in turn
-        given = {name: list(given.values())[number % len(given)] for number, name in enumerate(names)}
+    given = _scaling_of_layers(setup.scaling, names)
     arguments = {**setup.arguments(collective.size), "layer_scaling": given}
     world = example_worlds.World(collective, make, seed, arguments, setup.epoch)
-    if isinstance(given, FirstStepNorms):
+    if isinstance(given, FirstStepNorms):  # the first step measures the scales
         world.step(example_worlds.batches([(4, 3)], torch.Generator().manual_seed(seed))[0])
         given = world.optimizer.state_dict()["edpsgd"]["scales"]
-    scales = [1.0] * len(names) if given is None else unit_rms(list(given.values()))
-    weights = [1.0] * len(names) if setup.clipping == "per_layer" else scales
-    bare = {"noise_multiplier": 0.0, "noise_decay": None, "compression": None, "layer_scaling": given}
-    moves = example_worlds.moves(collective, make, seed, {**arguments, **bare}, weights)
+    weights = [1.0] * len(names)
+    if given is not None and setup.clipping != "per_layer":
+        weights = unit_rms(list(given.values()))
+    without_noise = {
+        **arguments,
+        "noise_multiplier": 0.0,
+        "noise_decay": None,
+        "compression": None,
+        "layer_scaling": given,
+    }
+    moves = example_worlds.moves(collective, make, seed, without_noise, weights)
     furthest = max(moves, key=example_worlds.Move.rank)
     if furthest.is_too_far:
         return furthest, None
     return furthest, example_worlds.statistics(world, weights, furthest, trials)
+
+
+def _scaling_of_layers(text: str, names: Sequence[str]) -> Mapping[str, float] | FirstStepNorms | None:
+    """The layer scales of a setup; its three public numbers go to more layers in turn."""
+    scaling = parse_scaling(text)
+    if not isinstance(scaling, Mapping):
+        return scaling
+    numbers = list(scaling.values())
+    return {name: numbers[index % len(numbers)] for index, name in enumerate(names)}
 
 
 def _direction(setup: Setup, scales: Sequence[float]) -> list[float]:

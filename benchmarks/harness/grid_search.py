@@ -23,7 +23,11 @@ TAUS = {
 DECAYS = ("none", "linear", "exponential")
 FIRST = 3  # of GRID, where the search begins
 _SMALL: Flags = {**SMALL, "epochs": 8, "batch_size": 16, "learning_rate": 1e-2}
-SETTINGS: dict[tuple[str, str], Flags] = {**TUNED, ("clc", "generated"): _SMALL, ("clc", "generated-2"): _SMALL}
+SETTINGS: dict[tuple[str, str], Flags] = {
+    **TUNED,
+    ("clc", "generated"): _SMALL,
+    ("clc", "generated-2"): _SMALL,
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,9 @@ class Setting:
     @property
     def name(self) -> str:
         """As a key of the pieces, and as a folder."""
-        noise = f"{self.decay}-z{self.noise_multiplier:g}-C{self.clip_norm:g}" if self.noise_multiplier else "plain"
+        noise = "plain"
+        if self.noise_multiplier:
+            noise = f"{self.decay}-z{self.noise_multiplier:g}-C{self.clip_norm:g}"
         return f"{self.task}-{self.model}-{noise}-seed{self.seed}".replace(":", "")
 
     @property
@@ -52,7 +58,7 @@ class Setting:
         """Of tasks.train; the two workers' batches of plain training make eight micro-batches."""
         tuned = SETTINGS[self.model, self.task]
         size = 2 * tuned["batch_size"]
-        task, is_other, _ = self.task.partition("-2")  # "generated-2" is generated from another seed
+        task, is_other, _ = self.task.partition("-2")  # "generated-2" has another seed
         words: Flags = {"data_seed": int(bool(is_other))}
         if task != "generated":
             words = trainings.words(self.model)
@@ -96,7 +102,8 @@ class Setting:
 
 def epsilons(setting: Setting, share: float) -> Epsilons:
     """By the paper's formula and exactly: for the printed multiplier, and for the real one."""
-    factors = accounting.decay_factors(SETTINGS[setting.model, setting.task]["epochs"], parse_decay(setting.decay))
+    epochs = SETTINGS[setting.model, setting.task]["epochs"]
+    factors = accounting.decay_factors(epochs, parse_decay(setting.decay))
     printed = [setting.noise_multiplier * factor for factor in factors]
     real = [share * z for z in printed]
 
@@ -170,7 +177,7 @@ def explore(model: str, task: str, train: Callable[[Setting], TrainingPiece]) ->
 
 
 def _largest_without_decay(plain: Setting, tries: _Tries) -> tuple[int, Setting | None]:
-    """The number in GRID of the largest noise that is borne, and the setting; 0 and None if none is."""
+    """The largest noise that is borne: its number in GRID, and the setting; 0 and None if none is."""
     number = FIRST
     found = tries.borne(plain, GRID[number])
     while found is None and number > 0:

@@ -37,8 +37,9 @@ def table_rows(pieces: dict[str, Piece], pairs: Sequence[tuple[str, str]]) -> It
             continue
         ours = {one: piece for one, piece in runs.items() if (one.model, one.task) == (model, task)}
         limit = ALLOWED * runs[plain]["validation_ser"]
+        of_first_seed = {one: piece for one, piece in ours.items() if one.seed == 0}
         for kind in ("plain", *DECAYS):
-            tried = {one: piece for one, piece in ours.items() if one.kind == kind and one.seed == 0}
+            tried = {one: piece for one, piece in of_first_seed.items() if one.kind == kind}
             if not tried:
                 continue
             best = plain if kind == "plain" else choose(tried, limit)
@@ -131,9 +132,16 @@ def frontier_figures(pieces: dict[str, Piece]) -> Frontier | None:
     if not points:
         return None
     order = list(UNITS)
-    points.sort(key=lambda one: (order.index(one["frontier"]["unit"]), one["frontier"]["target"] or 0.0))
-    about, first = points[0]["frontier"], points[0]
-    plain = [point for point in points if point["frontier"]["target"] is None]
+    points.sort(key=lambda one: one["frontier"]["target"] or 0.0)
+    points.sort(key=lambda one: order.index(one["frontier"]["unit"]))
+    plain, private = None, []
+    for point in points:
+        target = point["frontier"]["target"]
+        if target is not None:
+            private.append(_point(point, target))
+        elif plain is None:
+            plain = {"test_ser": point["test_ser"]}
+    first, about = points[0], points[0]["frontier"]
     return {
         "model": about["model"],
         "task": about["task"],
@@ -146,8 +154,8 @@ def frontier_figures(pieces: dict[str, Piece]) -> Frontier | None:
         "useless": USELESS,
         "seed": 0,
         "command": "python -m benchmarks.tradeoff --data DIR --only frontier",
-        "plain": {"test_ser": plain[0]["test_ser"]} if plain else None,
-        "points": [_point(point, target) for point in points if (target := point["frontier"]["target"]) is not None],
+        "plain": plain,
+        "points": private,
     }
 
 

@@ -36,7 +36,7 @@ class Subject(TypedDict):
 
 
 class Answer(TypedDict, total=False):
-    """To an order: the subject that was made, or the seconds of a step; first of all, where the code is."""
+    """To an order: what was made, or the seconds of a step. The first says where the code is."""
 
     edpsgd: str
     made: Subject

@@ -74,16 +74,18 @@ def multipliers(found: EpochTime) -> list[Panel]:
     """Time of an epoch over that of SGD: one line of marks for each model and corpus."""
     rows = found["rows"]
     used = {name for row in rows for name in row["contenders"]} - {"sgd"}
-    order = {name: number % len(MARKERS) for number, name in enumerate(n for n in found["names"] if n in used)}
+    shown_names = [name for name in found["names"] if name in used]
+    order = {name: number % len(MARKERS) for number, name in enumerate(shown_names)}
 
     def draw(axes: Axes) -> None:
         for height, row in enumerate(rows):
             for name, one in row["contenders"].items():
                 if name != "sgd":
                     _ratio(axes, one, height, order[name])
+            published = row["paper"] or {}
             for paper, ours in (("edp", "edp"), ("dp_sgd", "loop")):
-                if row["paper"] and row["paper"].get(paper) and ours in order:
-                    draw_mark(axes, row["paper"][paper], height + 0.22, order[ours], is_hollow=True)
+                if published.get(paper) and ours in order:
+                    draw_mark(axes, published[paper], height + 0.22, order[ours], is_hollow=True)
         names = {name: text.replace("`", "") for name, text in found["names"].items()}
         _legend_of_marks(axes, names, order, any(row["paper"] for row in rows))
         axes.axvline(1, color=MUTED, linewidth=1)
@@ -137,7 +139,9 @@ def example_of_decays(found: Tradeoff) -> list[TableRow]:
 
 def noise_of(row: TableRow) -> list[float]:
     """The noise multipliers of all epochs, as they really are."""
-    settings, share = row["settings"], next((r["real_share"] for r in row["runs"] if r["real_share"]), 1.0)
+    settings = row["settings"]
+    shares = [run["real_share"] for run in row["runs"] if run["real_share"]]
+    share = shares[0] if shares else 1.0
     factors = decay_factors(settings["epochs"], parse_decay(settings["decay"]))
     return [settings["noise_multiplier"] * share * factor for factor in factors]
 
@@ -151,19 +155,28 @@ def roc(found: Tradeoff) -> list[Panel]:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, label="guessing")
         for number, task in enumerate(tasks):
             same = [row for row in rows if (row["model"], row["task"]) == (model, task)]
-            private = max((row for row in same if row["decay"] != "plain"), key=_auc, default=None)
-            for row in (*(row for row in same if row["decay"] == "plain"), *([private] if private else [])):
-                x, y = zip(*next(run["roc"] for run in row["runs"] if run["roc"]), strict=True)
-                kind = "plain" if row["decay"] == "plain" else "private"
-                dashes = "-" if kind == "plain" else DASHES[1]
-                axes.plot(x, y, color=COLOURS[number], linestyle=dashes, label=f"{shown(task)}, {kind}")
+            for row in same:
+                if row["decay"] == "plain":
+                    x, y = _first_curve(row)
+                    axes.plot(x, y, color=COLOURS[number], linestyle="-", label=f"{shown(task)}, plain")
+            private = [row for row in same if row["decay"] != "plain"]
+            if private:
+                x, y = _first_curve(max(private, key=_auc))
+                axes.plot(x, y, color=COLOURS[number], linestyle=DASHES[1], label=f"{shown(task)}, private")
         label_axes(axes, "false positive rate", "true positive rate", shown(model))
 
-    models, height = dict.fromkeys(row["model"] for row in rows), PANEL[1] + 60 + 10 * len(tasks)
-    return [
-        Panel(f"ROC curves of the shadow attack, {shown(m)}", partial(draw, model=m), (PANEL[0], height))
-        for m in models
-    ]
+    size = PANEL[0], PANEL[1] + 60 + 10 * len(tasks)
+    panels = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        label = f"ROC curves of the shadow attack, {shown(model)}"
+        panels.append(Panel(label, partial(draw, model=model), size))
+    return panels
+
+
+def _first_curve(row: TableRow) -> tuple[list[float], list[float]]:
+    """False and true positive rates of the first run that was attacked."""
+    points = next(run["roc"] for run in row["runs"] if run["roc"])
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def _auc(row: TableRow) -> float:

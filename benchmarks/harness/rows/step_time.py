@@ -22,7 +22,7 @@ class TimedStep(TypedDict):
 
 
 class StepJob(TypedDict):
-    """What a row is about: a model, the shape of a worker's batch, and whether Opacus takes part."""
+    """What a row is about: a model, the shape of a batch, and whether Opacus takes part."""
 
     kind: str
     tokens: int
