@@ -21,7 +21,7 @@ import scipy
 from dp_accounting import pld as dp_pld
 
 from benchmarks.harness import results
-from benchmarks.harness.rows import (
+from benchmarks.harness.rows.accounting import (
     AccountedEpsilon,
     Accounting,
     Calibrated,

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
-from benchmarks.harness.rows import AttackCost, AttackCostRow
+from benchmarks.harness.rows.attack_cost import AttackCost, AttackCostRow
 from benchmarks.report.render import page
 from mia.views import BATCH, view
 from models.heads import Prediction

@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.harness import results
-from benchmarks.harness.rows import AuditRow, Audits
+from benchmarks.harness.rows.audits import AuditRow, Audits
 from benchmarks.report.render import page
 from edpsgd.distributed.launchers import resolve
-from mia.mechanism import Setup, audit_mechanism
+from mia.audited_step import Setup
+from mia.mechanism import audit_mechanism
 
 DELTA, CONFIDENCE, TRIALS, SEED = 1e-5, 0.95, 500, 0
 SCALES = ("none", "public:1,2,4")

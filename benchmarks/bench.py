@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.harness import results
-from benchmarks.harness.rows import Bench, BenchRow
+from benchmarks.harness.rows.bench import Bench, BenchRow
 from benchmarks.report.render import page, write_report
 
 NAMES = (

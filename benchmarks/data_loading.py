@@ -13,23 +13,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
+import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
-from benchmarks.harness.rows import EpochOfData, HeldData
+from benchmarks.harness.rows.data_loading import DataLoading, EpochOfData, HeldData, LoadedData
 from benchmarks.harness.settings import LOADED_BATCH
 from benchmarks.report.render import page
+from edpsgd.sampling.base import Batches
 from tasks.common.workers import workers
 from tasks.nlu import generator as generate
 from tasks.nlu import new_model as run
 from tasks.nlu.configuration import Config
-from tasks.nlu.corpus import Corpus
+from tasks.nlu.corpus import Corpus, Rows
 from tasks.nlu.example_batches import Examples
 from tasks.nlu.noise_plan import make_plan
 from tasks.nlu.samplers import make_batches
@@ -40,32 +43,66 @@ FEW = (10_000, 20_000)  # of the reduced version
 
 
 class Stopwatch:
-    """Adds up the time that is spent in functions."""
+    """Adds up the time that is spent on data."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            result = function(*args, **kwargs)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts the time inside."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
             self.seconds += time.perf_counter() - begin
-            return result
 
-        return timed
 
-    def while_drawing(self, steps: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
-        """The same iterator, each of its draws timed."""
+class TimedExamples(Examples):
+    """Examples that count the time of assembling batches.
 
-        def timed() -> Iterator[Any]:
-            drawn = steps()
-            following = self.around(lambda: next(drawn, None))
-            while (step := following()) is not None:
-                yield step
+    Args:
+        watch: counts it.
+        arguments: of Examples.
+    """
 
-        return timed
+    def __init__(self, watch: Stopwatch, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._watch = watch
+
+    def batch(self, chosen: Sequence[int] | Rows) -> dict[str, torch.Tensor]:
+        """As that of Examples."""
+        with self._watch.running():
+            return super().batch(chosen)
+
+    def sorted_parts(self, chosen: Sequence[int] | Rows) -> list[Rows]:
+        """As that of Examples."""
+        with self._watch.running():
+            return super().sorted_parts(chosen)
+
+
+class TimedBatches:
+    """A sampler that counts the time of drawing; in everything else it is the one that it was made of.
+
+    Args:
+        batches: the sampler.
+        watch: counts the time.
+    """
+
+    def __init__(self, batches: Batches, watch: Stopwatch) -> None:
+        self._batches, self._watch = batches, watch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        drawn = iter(self._batches)
+        while True:
+            with self._watch.running():
+                batch = next(drawn, None)
+            if batch is None:
+                return
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
 
 
 def one_epoch(model: str, examples: int) -> EpochOfData | None:
@@ -84,14 +121,13 @@ def one_epoch(model: str, examples: int) -> EpochOfData | None:
         rows = np.arange(len(corpus))
         parts = run.build(config, corpus, rows)
         table = parts.inputs.table(corpus.words)
-        train, validation = (Examples(corpus, part, table, parts.labels) for part in (rows, rows[:64]))
+        watch = Stopwatch()
+        train = TimedExamples(watch, corpus, rows, table, parts.labels)
+        validation = Examples(corpus, rows[:64], table, parts.labels)
         batches = make_batches(config, len(rows), team.collective)
         plan = make_plan(config, batches, team.collective.size)
         training = Training(config, team, parts, batches, plan, Path(folder))
-        watch = Stopwatch()
-        train.batch = watch.around(train.batch)  # type: ignore[method-assign]
-        train.sorted_parts = watch.around(train.sorted_parts)  # type: ignore[method-assign]
-        training._steps = watch.while_drawing(training._steps)  # type: ignore[method-assign]
+        training.batches = cast(Batches, TimedBatches(batches, watch))  # the optimizer keeps the sampler itself
         training.run(train, validation)
         training.close()
         if not team.is_first:
@@ -119,22 +155,31 @@ def memory(model: str, examples: int) -> HeldData:
     }
 
 
-def _child(launcher: Sequence[str], *arguments: str) -> dict[str, Any]:
+def _child(launcher: Sequence[str], *arguments: str) -> results.Found:
     """The last line of a process that runs one measurement."""
     command = [*launcher, sys.executable, "-m", "benchmarks.data_loading", *arguments]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return dict(json.loads(output[output.rindex("RESULT") + len("RESULT") :].splitlines()[0]))
 
 
-def measure(examples: int, sizes: Sequence[int]) -> dict[str, Any]:
+def measure(examples: int, sizes: Sequence[int], command: str) -> DataLoading:
     """All of it."""
     start = time.monotonic()
-    found: dict[str, Any] = {"machine": machine(), "examples": examples, "workers": 2}
+    loaded: dict[str, LoadedData] = {}
     for model in ("clc", "bert"):
         memory = [_child([], "--memory", model, "--examples", str(size)) for size in sizes]
         epoch = _child(["horovodrun", "-np", "2", "--gloo"], "--epoch", model, "--examples", str(examples))
-        found[model] = {"epoch": epoch, "memory": memory}
-    return {**found, "minutes": (time.monotonic() - start) / 60}
+        loaded[model] = {"epoch": cast(EpochOfData, epoch), "memory": cast(list[HeldData], memory)}
+    return {
+        "command": command,
+        "seed": 0,
+        "machine": machine(),
+        "examples": examples,
+        "workers": 2,
+        "clc": loaded["clc"],
+        "bert": loaded["bert"],
+        "minutes": (time.monotonic() - start) / 60,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -149,8 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if one is not None:
             print(f"\nRESULT{json.dumps(one)}", flush=True)
         return
-    found = measure(500 if flags.reduced else flags.examples, FEW if flags.reduced else SIZES)
-    found = {"command": results.command("data_loading", flags), "seed": 0, **found}
+    examples = 500 if flags.reduced else flags.examples
+    sizes = FEW if flags.reduced else SIZES
+    found = measure(examples, sizes, results.command("data_loading", flags))
     results.save(flags.out, "data_loading", found, page("data_loading", found))
 
 

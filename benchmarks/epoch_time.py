@@ -16,11 +16,11 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from benchmarks.harness.epoch_rows import (
     generated,
     in_portions,
 )
+from benchmarks.harness.results import Piece
+from benchmarks.harness.rows.common import Peak
+from benchmarks.harness.rows.epoch_time import AboutEpoch, AboutMemory, AboutParts, EpochJob, TimedParts, TimedSteps
 from benchmarks.report.render import page
 from benchmarks.step_time import peak, step_parts
 from models.bert import BertInputs
@@ -99,22 +102,24 @@ class Epoch:
 
 def measure(
     model: str, task: str, examples: int, data: str | None, batch: int, folder: Path, what: str, **job: Any
-) -> dict[str, Any]:
+) -> TimedSteps | Peak | TimedParts:
     """On one worker: what the job asks for."""
     epoch = Epoch(model, task, examples, data, batch)
-    works: dict[str, Callable[..., dict[str, Any]]] = {"times": _times, "memory": _memory, "parts": _parts}
-    return works[what](model, epoch, folder, **job)
+    if what == "times":
+        return _times(model, epoch, folder, **job)
+    if what == "memory":
+        return _memory(model, epoch, folder, **job)
+    return _parts(model, epoch, folder, **job)
 
 
 def _times(
     model: str, epoch: Epoch, folder: Path, is_peer: bool, passes: int, most: int | None, part: int, parts: int
-) -> dict[str, Any]:
+) -> TimedSteps:
     """Seconds of every step that a contender made; each pass is the first epoch of a training."""
     names = PEERS if is_peer else OURS
     steps = spread(epoch.steps, most or epoch.steps)
     steps = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
-    seldom = {**dict.fromkeys(SLOW, SLOW_STEPS), **(dict.fromkeys(("groups", "example"), SAMPLE) if parts > 1 else {})}
-    few = {name: {steps[i] for i in spread(len(steps), math.ceil(n / parts))} for name, n in seldom.items()}
+    few = _few_steps(steps, parts)
     times: dict[str, Times] = {name: {} for name in names}
     for turn in range(passes):
         (folder / str(turn)).mkdir(exist_ok=True)
@@ -134,24 +139,33 @@ def _times(
     }
 
 
-def _memory(model: str, epoch: Epoch, folder: Path, is_peer: bool, contender: str) -> dict[str, float]:
+def _few_steps(steps: Sequence[int], parts: int) -> dict[str, set[int]]:
+    """The steps of slow contenders; of an epoch in parts, those of smaller units too."""
+    numbers = dict.fromkeys(SLOW, SLOW_STEPS)
+    if parts > 1:
+        numbers |= dict.fromkeys(("groups", "example"), SAMPLE)
+    found = {}
+    for name, number in numbers.items():
+        chosen = spread(len(steps), math.ceil(number / parts))
+        found[name] = {steps[place] for place in chosen}
+    return found
+
+
+def _memory(model: str, epoch: Epoch, folder: Path, is_peer: bool, contender: str) -> Peak:
     chosen = make(contender, model, is_peer, epoch.sizes, epoch.size, folder)
     return peak(chosen, contender, *epoch.batch(0))
 
 
-def _parts(model: str, epoch: Epoch, folder: Path, rounds: int) -> dict[str, Any]:
+def _parts(model: str, epoch: Epoch, folder: Path, rounds: int) -> TimedParts:
     """For the cost model: milliseconds of a step of SGD and of eDP-SGD, and of the parts of the latter."""
-    import horovod.torch as hvd
-
     names = ("sgd", "edp")
-    contenders: dict[str, Contender] = {
-        name: make(name, model, False, epoch.sizes, epoch.size, folder) for name in names
-    }
+    contenders: dict[str, Contender] = {}
+    for name in names:
+        contenders[name] = make(name, model, False, epoch.sizes, epoch.size, folder)
     whole, parts = [], []
     for number in range(WARM_UP + rounds):
         batch, examples = epoch.batch(number % epoch.steps, is_single=False)
         whole.append(take_turns(contenders, number, batch, examples, names))
-        hvd.barrier()
         parts.append(step_parts(contenders["edp"], batch, examples))
 
     def middle(found: list[dict[str, float]]) -> dict[str, float]:
@@ -175,46 +189,100 @@ def spread(steps: int, most: int) -> list[int]:
 # -------------------------------------------------------------------- the command
 
 
-def jobs(data: Path | None, is_reduced: bool) -> dict[str, tuple[dict[str, Any], int, dict[str, Any]]]:
-    """By name: a job, its workers, and what its piece says about itself."""
+class Work(NamedTuple):
+    """A measurement.
+
+    Attributes:
+        job: what its workers are told.
+        workers: how many.
+        about: what its piece says about itself.
+    """
+
+    job: EpochJob
+    workers: int
+    about: AboutEpoch | AboutMemory | AboutParts
+
+
+def jobs(data: Path | None, is_reduced: bool) -> dict[str, Work]:
+    """By name: all that is measured."""
     sizes = (100,) if is_reduced else GENERATED
-    place = None if data is None else str(data)
-    corpora = [] if is_reduced else [(task, 0, place, name) for task, name in CORPORA.items()]
-    corpora += [("generated", size, None, generated(size)) for size in sizes]
-    found: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {}
-    batch = {"batch": FEW if is_reduced else BATCH}
+    batch = FEW if is_reduced else BATCH
+    found: dict[str, Work] = {}
     for model in MODELS:
-        for task, size, folder, name in corpora:
-            where = {"model": model, "task": task, "examples": max(1, size), "data": folder, **batch}
-            for is_peer in (False, True) if name == corpora[0][3] and not is_reduced else (False,):
-                passes = 1 if is_peer or is_reduced or size == MANY else 3
-                most, parts = PEER_STEPS if is_peer else None, PARTS if size == MANY else 1
-                job = {**where, "what": "times", "is_peer": is_peer, "passes": passes, "most": most, "parts": parts}
-                about = {"model": model, "corpus": name, "is_peer": is_peer}
-                for part in range(parts):
-                    which = ", peers" if is_peer else f", part {part + 1} of {parts}" if parts > 1 else ""
-                    found[f"{model}, {name}{which}"] = {**job, "part": part}, WORKERS, about
+        if not is_reduced:
+            for number, (task, name) in enumerate(CORPORA.items()):
+                folder = None if data is None else str(data)
+                where = EpochJob(model=model, task=task, examples=1, data=folder, batch=batch)
+                found |= _of_corpus(where, name, passes=3)
+                if number == 0:
+                    found |= _of_peers(where, name)
+        smallest = EpochJob(model=model, task="generated", examples=min(sizes), data=None, batch=batch)
+        for size in sizes:
+            where = {**smallest, "examples": size}
+            has_one_pass = is_reduced or size == MANY
+            found |= _of_corpus(where, generated(size), passes=1 if has_one_pass else 3)
         if model == "clc" or not is_reduced:
-            where = {"model": model, "task": "generated", "examples": min(sizes), "data": None, **batch}
-            found |= _other_jobs(model, where, is_reduced)
+            found |= _other_jobs(model, smallest, is_reduced)
     return found
 
 
-def _other_jobs(model: str, where: dict[str, Any], is_reduced: bool) -> dict[str, tuple[dict[str, Any], int, Any]]:
+def _of_corpus(where: EpochJob, corpus: str, passes: int) -> dict[str, Work]:
+    """Epochs over a corpus; a large one is measured in parts."""
+    model = where["model"]
+    parts = PARTS if where["examples"] == MANY else 1
+    about = AboutEpoch(model=model, corpus=corpus, is_peer=False)
+    found: dict[str, Work] = {}
+    for part in range(parts):
+        name = f"{model}, {corpus}"
+        if parts > 1:
+            name += f", part {part + 1} of {parts}"
+        job: EpochJob = {
+            **where,
+            "what": "times",
+            "is_peer": False,
+            "passes": passes,
+            "most": None,
+            "parts": parts,
+            "part": part,
+        }
+        found[name] = Work(job, WORKERS, about)
+    return found
+
+
+def _of_peers(where: EpochJob, corpus: str) -> dict[str, Work]:
+    """Some steps of the models that Opacus can train."""
+    job: EpochJob = {
+        **where,
+        "what": "times",
+        "is_peer": True,
+        "passes": 1,
+        "most": PEER_STEPS,
+        "parts": 1,
+        "part": 0,
+    }
+    about = AboutEpoch(model=where["model"], corpus=corpus, is_peer=True)
+    return {f"{where['model']}, {corpus}, peers": Work(job, WORKERS, about)}
+
+
+def _other_jobs(model: str, where: EpochJob, is_reduced: bool) -> dict[str, Work]:
     """Memory and the parts of a step, on the smallest generated corpus."""
-    found: dict[str, tuple[dict[str, Any], int, Any]] = {}
-    for is_peer, names in ((False, OURS[:2]),) if is_reduced else ((False, OURS), (True, PEERS)):
-        for name in names:
-            about = {"model": model, "is_peer": is_peer, "contender": name}
-            job = {**where, "what": "memory", "is_peer": is_peer, "contender": name}
-            found[f"{model}, memory of {name}{', peers' if is_peer else ''}"] = job, WORKERS, about
+    found: dict[str, Work] = {}
+    measured_for_memory = [(False, name) for name in (OURS[:2] if is_reduced else OURS)]
+    if not is_reduced:
+        measured_for_memory += [(True, name) for name in PEERS]
+    for is_peer, name in measured_for_memory:
+        about = AboutMemory(model=model, is_peer=is_peer, contender=name)
+        job: EpochJob = {**where, "what": "memory", "is_peer": is_peer, "contender": name}
+        peers = ", peers" if is_peer else ""
+        found[f"{model}, memory of {name}{peers}"] = Work(job, WORKERS, about)
     for number in (1, 2, 3):
         job = {**where, "what": "parts", "rounds": 3 if is_reduced else 60}
-        found[f"{model}, parts on {number} workers"] = job, number, {"model": model, "workers": number}
+        about_parts = AboutParts(model=model, workers=number)
+        found[f"{model}, parts on {number} workers"] = Work(job, number, about_parts)
     return found
 
 
-def measured(job: dict[str, Any], workers: int, about: dict[str, Any]) -> dict[str, Any]:
+def measured(job: EpochJob, workers: int, about: AboutEpoch | AboutMemory | AboutParts) -> Piece:
     """A piece of the figures."""
     return {**on_workers.run("benchmarks.epoch_time", job, workers), "about": about}
 
@@ -234,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--data DIR, the folder of the corpora, is missing")
     command = f"python -m benchmarks.epoch_time {'--reduced' if flags.reduced else '--data DIR'}"
     works = jobs(flags.data, flags.reduced)
-    wanted = {name: {**job, "data": None} for name, (job, *_) in works.items()}
+    wanted: dict[str, EpochJob] = {name: {**work.job, "data": None} for name, work in works.items()}
     kept = results.Pieces(flags.out, "epoch_time", partial(figures, wanted=wanted), page, command, flags.anew)
     for name in results.chosen(flags, works):
         kept.get(name, partial(measured, *works[name]), wanted[name])

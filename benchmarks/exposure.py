@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
-from benchmarks.harness.rows import CanaryRank, Exposure
+from benchmarks.harness.rows.exposure import CanaryRank, Exposure
 from benchmarks.report.render import page
 from mia.extraction import CHUNK, PREFIX, Phrases, exposure, random_suffixes, rank
 from mia.phrases import Canary, Configuration, make

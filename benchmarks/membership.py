@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.harness.rows.membership import AttackedRun, AttackReport, Membership
 from benchmarks.harness.settings import OVERFITTED, SHADOWS
 from benchmarks.harness.trainings import final
 from benchmarks.report.render import page
@@ -31,7 +32,7 @@ SHADOW = {"atis": "snips", "snips": "atis", "nlu-eval": "snips"}
 JOBS = os.cpu_count() or 1  # a core for each: the models are small
 
 
-def by_heart(folder: Path) -> dict[str, dict[str, Any]]:
+def by_heart(folder: Path) -> dict[str, dict[str, AttackReport]]:
     """All attacks on a model that was trained for long on little, and on one that was trained on other data."""
     trained, other = replace(OVERFITTED, output=str(folder / "by-heart")), replace(OVERFITTED, data_seed=1)
     other = replace(other, output=str(folder / "never-saw"))
@@ -44,8 +45,8 @@ def by_heart(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _all_attacks(attacker: Attacker) -> dict[str, Any]:
-    reports = {}
+def _all_attacks(attacker: Attacker) -> dict[str, AttackReport]:
+    reports: dict[str, AttackReport] = {}
     for name in ATTACKS:
         if name == "loss":
             scores = attacker.loss()
@@ -54,23 +55,35 @@ def _all_attacks(attacker: Attacker) -> dict[str, Any]:
         else:
             scores = attacker.with_shadows(name, SHADOWS, JOBS)
         known = scores == scores  # NaN where no shadow says anything
-        reports[name] = evaluate(scores[known], attacker.about.members[known]).to_json()
+        report = evaluate(scores[known], attacker.about.members[known])
+        reports[name] = cast(AttackReport, report.to_json())
     return reports
 
 
-def on_corpora(runs: Path, data: str) -> list[dict[str, Any]]:
+def on_corpora(runs: Path, data: str) -> list[AttackedRun]:
     """The paper's attack on every training that is there."""
-    found = []
-    for folder in sorted(path.parent for path in runs.glob("*/config.yaml") if final(path.parent)):
+    found: list[AttackedRun] = []
+    complete = (path.parent for path in runs.glob("*/config.yaml") if final(path.parent))
+    for folder in sorted(complete):
         run = open_run(folder, data)
-        if run.config.split == "random":
-            report, near_duplicates = shadow_attack(
-                run, runs / f"{SHADOW[run.config.task]}-{run.config.model}-random-0"
-            )
-            names = ("model", "task", "private", "noise", "noise_multiplier", "decay")
-            settings = {name: getattr(run.config, name) for name in names}
-            found.append({"name": folder.name, **settings, "near_duplicates": near_duplicates, **report.to_json()})
-            print(found[-1]["name"], found[-1]["auc"], flush=True)
+        config = run.config
+        if config.split != "random":
+            continue
+        shadow = runs / f"{SHADOW[config.task]}-{config.model}-random-0"
+        report, near_duplicates = shadow_attack(run, shadow)
+        row = {
+            "name": folder.name,
+            "model": config.model,
+            "task": config.task,
+            "private": config.private,
+            "noise": config.noise,
+            "noise_multiplier": config.noise_multiplier,
+            "decay": config.decay,
+            "near_duplicates": near_duplicates,
+            **report.to_json(),
+        }
+        found.append(cast(AttackedRun, row))
+        print(folder.name, row["auc"], flush=True)
     return found
 
 
@@ -100,17 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not any(map(final, flags.runs.glob("*"))):
         parser.error(f"--runs {flags.runs} holds no complete training: run python -m benchmarks.utility first")
     start = time.monotonic()
-    found: dict[str, Any] = {
+    measured: Membership = {
         "command": results.command("membership", flags, "--data DIR"),
         "seed": 0,
         "machine": machine(),
+        "by_heart": by_heart(flags.output),
+        "corpora": on_corpora(flags.runs, flags.data),
     }
-    found |= {"by_heart": by_heart(flags.output), "corpora": on_corpora(flags.runs, flags.data)}
-    minutes = {"minutes": (time.monotonic() - start) / 60}
-    new = len(found["corpora"])
-    found = results.merged(flags.out, "membership", found, "corpora", lambda one: one["name"])
-    if len(found["corpora"]) == new:  # else it would have taken longer
-        found |= minutes
+    minutes = (time.monotonic() - start) / 60
+    found = results.merged(flags.out, "membership", measured, "corpora", lambda one: one["name"])
+    if len(found["corpora"]) == len(measured["corpora"]):  # else it would have taken longer
+        found["minutes"] = minutes
     results.save(flags.out, "membership", found, page("membership", found))
 
 

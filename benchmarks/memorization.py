@@ -14,14 +14,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.harness import results
 from benchmarks.harness.results import machine
+from benchmarks.harness.rows.memorization import MeasuredRun, Memorization, MemorizationRow, RowOfRun, ScaleOfRun
 from benchmarks.report.render import page
 from edpsgd import files
 from mia.phrases import Configuration, insert_texts, make
@@ -162,7 +163,7 @@ def prepare(scale: Scale, runs: Path, seed: int = 0) -> None:
     (runs / "scale.json").write_text(text, encoding="utf-8")
 
 
-def _check_scale(known: dict[str, Any], scale: Scale, folder: Path) -> None:
+def _check_scale(known: object, scale: Scale, folder: Path) -> None:
     if known != json.loads(json.dumps(asdict(scale))):
         raise ValueError(f"{folder} holds an experiment of another scale: name another folder")
 
@@ -221,25 +222,33 @@ def _command(folder: Path, *arguments: str) -> None:
 # -------------------------------------------------------------------- the tables
 
 
-def collect(all_rows: Iterable[Row], scale: Scale, runs: Path) -> dict[str, Any]:
+def collect(all_rows: Iterable[Row], scale: Scale, runs: Path) -> Memorization:
     """What the complete runs have found, JSON-ready."""
-    found = [
-        {**asdict(row), **_figures(runs / row.folder)}
-        for row in all_rows
-        if is_complete(runs / row.folder) and (runs / row.folder / "exposure.json").exists()
-    ]
-    return {"machine": machine(), "scale": asdict(scale), "delta": DELTA, "rows": found}
+    found: list[MemorizationRow] = []
+    for row in all_rows:
+        folder = runs / row.folder
+        if is_complete(folder) and (folder / "exposure.json").exists():
+            found.append({**cast(RowOfRun, asdict(row)), **_figures(folder)})
+    scale_of_run = cast(ScaleOfRun, asdict(scale))
+    return {"machine": machine(), "scale": scale_of_run, "delta": DELTA, "rows": found}
 
 
-def _row(found: dict[str, Any]) -> Row:
+def _row(found: Mapping[str, Any]) -> Row:
     return Row(**{field.name: found[field.name] for field in fields(Row)})
 
 
-def _figures(folder: Path) -> dict[str, Any]:
+def _figures(folder: Path) -> MeasuredRun:
     last = files.parse_json(files.read_text(folder / "metrics.jsonl", files.LARGE).splitlines()[-1])
     measured = files.read_json(folder / "exposure.json")["summary"]
-    kept = ("test_accuracy", "test_perplexity", "seconds", "epsilon")
-    return {**{name: last[name] for name in kept if name in last}, "memorised": measured}
+    found: MeasuredRun = {
+        "test_accuracy": last["test_accuracy"],
+        "test_perplexity": last["test_perplexity"],
+        "seconds": last["seconds"],
+        "memorised": measured,
+    }
+    if "epsilon" in last:
+        found["epsilon"] = last["epsilon"]
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -265,8 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         list(pool.map(lambda row: run(row, scale, flags.runs), sorted(chosen, key=lambda row: -row.batch)))
     clock = time.monotonic() - start
     order = {row.folder: number for number, row in enumerate(rows(scale))}
-    found = {"command": results.command("memorization", flags), "seed": 0, **collect(rows(scale), scale, flags.runs)}
-    found = results.merged(flags.out, "memorization", found, "rows", lambda row: order.get(_row(row).folder, -1))
+    collected = collect(rows(scale), scale, flags.runs)
+    measured = {"command": results.command("memorization", flags), "seed": 0, **collected}
+    found = results.merged(flags.out, "memorization", measured, "rows", lambda row: order.get(_row(row).folder, -1))
     found["minutes"] = (clock if is_whole else sum(row["seconds"] for row in found["rows"])) / 60
     return results.save(flags.out, "memorization", found, page("memorization", found))
 

@@ -29,7 +29,7 @@ WHAT = {  # by their results: what commands measure
 }
 
 
-TIMED: dict[str, Callable[[dict[str, Any]], list[float]]] = {  # seconds that are in results without their duration
+TIMED: dict[str, Callable[[results.Found], list[float]]] = {  # seconds that are in results without their duration
     "exposure": lambda found: [found[model]["seconds"] for model in ("unseen", "learned")],
     "data_loading": lambda found: [found[model]["epoch"]["seconds"] for model in ("clc", "bert")],
     "attack_cost": lambda found: [row[part] for row in found["rows"] for part in ("prediction", "features")],
@@ -49,7 +49,7 @@ def commands(_: Found) -> Iterator[Block]:
     )
 
 
-def lasted(name: str, found: dict[str, Any]) -> str:
+def lasted(name: str, found: results.Found) -> str:
     """The minutes of a benchmark; where they were not written down, those of what it timed.
 
     Example:

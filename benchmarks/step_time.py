@@ -15,24 +15,23 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-import numpy as np
-import numpy.typing as npt
-import torch
+from torch.profiler import ProfilerActivity, profile
 
-import edpsgd
 from benchmarks.harness import on_workers, results
-from benchmarks.harness.contenders import SLOW, Batch, Contender, make, take_turns
+from benchmarks.harness.contenders import SIZES, SLOW, Batch, Contender, make, take_turns
+from benchmarks.harness.random_batches import make_batches
+from benchmarks.harness.rows.common import Peak
+from benchmarks.harness.rows.step_time import MeasuredSteps, StepJob, StepRow
 from benchmarks.harness.step_rows import (
     KINDS,
+    LABELS,
     PARTS,
     PEERS_UP_TO,
-    SIZES,
     SLOW_ROUNDS,
     WORKERS,
     contenders_of,
@@ -41,84 +40,42 @@ from benchmarks.harness.step_rows import (
     summarise,
 )
 from benchmarks.report.render import page
-from edpsgd import tensors
-from edpsgd.mechanism import buffers
-from edpsgd.per_example import UnitGradients
 
 SHAPES = ((14, 32), (30, 32), (14, 128), (30, 128))  # tokens, examples of a worker
 FEW = ((14, 8),)  # of the reduced version
-LETTERS = 8  # of a word
-WARM_UP, TIMED_STEPS = 8, 6  # the gradients of the first steps are compared with autograd
-CHECKED = ("groups", "example")  # and those of one step of many later on
+WARM_UP, TIMED_STEPS = 8, 6
+CHECKED = ("groups", "example")  # compare their gradients with autograd in some first steps and, later, in a few
 
 # -------------------------------------------------------------------- what the two workers run
 
 
-@contextmanager
-def stopwatch(optimizer: edpsgd.PrivateOptimizer) -> Iterator[dict[str, float]]:
-    """Seconds spent in each part of a private step."""
-    spent: dict[str, float] = {}
+def part_seconds(step: Callable[[], None], wait: Callable[[], None]) -> dict[str, float]:
+    """Seconds of the parts of a private step, as edpsgd names them for profilers.
 
-    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                spent[part] = spent.get(part, 0.0) + time.perf_counter() - start
+    Args:
+        step: makes one step.
+        wait: returns when all workers are about to make it. A profiler starts and ends at another
+            moment in each of them, and the first would wait for the last in the allreduce.
 
-        return wrapper
-
-    places: list[tuple[Any, str, str]] = [
-        (tensors, "layer_norms", "norm"),
-        (buffers.GradientSum, "add_", "scale"),
-        (buffers.GradientSum, "add_noise_", "noise"),
-        (type(optimizer.ledger), "charge", "ledger"),
-        (type(optimizer._collective), "sum_", "wire"),
-        (type(optimizer._inner), "step", "adam"),
-        (UnitGradients, "backward", "backward"),
-        (UnitGradients, "add_weighted_", "sums"),
-    ]
-    originals = [getattr(owner, name) for owner, name, _ in places]
-    try:
-        for (owner, name, part), original in zip(places, originals, strict=True):
-            setattr(owner, name, timed(part, original))
-        yield spent
-    finally:
-        for (owner, name, _), original in zip(places, originals, strict=True):
-            setattr(owner, name, original)
-
-
-def make_batches(kind: str, tokens: int, size: int, seed: int) -> tuple[Batch, list[Batch]]:
-    """Random utterances, all of one length: together, and one by one."""
-    rng, sizes = np.random.default_rng(seed), SIZES[kind]
-    words = np.minimum(rng.zipf(1.3, (size, tokens)), sizes.words - 1)
-    spelled = rng.integers(2, 60, (sizes.words, LETTERS))
-    labels = rng.integers(0, sizes.tags, (size, tokens)), rng.integers(0, sizes.intents, size)
-
-    def batch(rows: slice) -> Batch:
-        parts = _pieces(words[rows]) if kind == "bert" else _distinct(words[rows], spelled)
-        parts |= {"mask": np.ones_like(words[rows], dtype=bool), "tags": labels[0][rows], "intents": labels[1][rows]}
-        return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in parts.items()}
-
-    return batch(slice(None)), [batch(slice(row, row + 1)) for row in range(size)]
-
-
-def _pieces(words: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Every word is one piece, between the two that frame an utterance."""
-    framed = np.pad(words, ((0, 0), (1, 1)), constant_values=1)
-    return {"pieces": framed, "read": np.ones_like(framed), "first": np.arange(1, words.shape[1] + 1) + 0 * words}
-
-
-def _distinct(words: npt.NDArray[Any], spelled: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    rows, place = np.unique(words, return_inverse=True)
-    lengths = np.full(len(words), words.shape[1])
-    return {"rows": rows, "characters": spelled[rows], "place": place.reshape(words.shape), "lengths": lengths}
+    Returns:
+        By part; "rest" is what has no name, "whole" is all of it.
+    """
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        wait()
+        start = time.perf_counter()
+        step()
+        whole = time.perf_counter() - start
+    seconds: dict[str, float] = {}
+    for event in profiler.events():
+        part = LABELS.get(event.name)
+        if part is not None:
+            seconds[part] = seconds.get(part, 0.0) + 1e-6 * event.time_range.elapsed_us()
+    return {**seconds, "rest": whole - sum(seconds.values()), "whole": whole}
 
 
 def measure(
     kind: str, tokens: int, size: int, is_peer: bool, folder: Path, rounds: int = 0, contender: str = ""
-) -> dict[str, Any]:
+) -> MeasuredSteps | Peak:
     """On one worker: the time of all contenders, or the memory of one."""
     import horovod.torch as hvd
 
@@ -133,7 +90,7 @@ def measure(
 
 def time_all(
     contenders: dict[str, Contender], rounds: int, batches: tuple[Batch, list[Batch]], slow: Sequence[str]
-) -> dict[str, Any]:
+) -> MeasuredSteps:
     """Interleaved steps of all contenders, in seconds, and where the time of ours goes."""
     warm_up = min(WARM_UP, rounds + 1)
     times: dict[str, list[float | None]] = {name: [] for name in contenders}
@@ -143,9 +100,8 @@ def time_all(
         seconds = take_turns(contenders, number, *batches, chosen)
         for name in contenders:
             times[name].append(seconds.get(name))
-    few = min(SLOW_ROUNDS, rounds)
-    checks = {name: checked_steps(contenders[name], *batches, few) for name in CHECKED if name in contenders}
-    parts = {}
+    checks = {name: median_of_checked(times[name][:warm_up]) for name in CHECKED if name in contenders}
+    parts: dict[str, dict[str, float]] = {}
     for name in [name for name in ("edp", "edp_per_worker", "groups", "example") if name in contenders]:
         found = [step_parts(contenders[name], *batches) for _ in range(min(TIMED_STEPS, rounds))]
         parts[name] = {part: statistics.median(one.get(part, 0.0) for one in found) for part in PARTS}
@@ -157,25 +113,29 @@ def time_all(
     }
 
 
-def checked_steps(contender: Contender, batch: Batch, examples: list[Batch], rounds: int) -> float:
-    """Seconds of a step whose gradients are compared with autograd."""
-    seconds = []
-    for _ in range(rounds):
-        contender.optimizer._engine._batches = 2**20 - 1
-        seconds.append(take_turns({"": contender}, 0, batch, examples, [""])[""])
-    return statistics.median(seconds)
+def median_of_checked(seconds: Sequence[float | None]) -> float:
+    """Of a contender's first steps, those that the engine compares with autograd: the 1st, 2nd, 4th, 8th ...
+
+    The 1st is left out, since it makes the optimizer's state as well.
+    """
+    checked = []
+    number = 2
+    while number <= len(seconds):
+        one = seconds[number - 1]
+        if one is not None:
+            checked.append(one)
+        number *= 2
+    return statistics.median(checked)
 
 
 def step_parts(contender: Contender, batch: Batch, examples: list[Batch]) -> dict[str, float]:
-    """Seconds of the parts of one private step."""
-    with stopwatch(contender.optimizer) as spent:
-        start = time.perf_counter()
-        contender.step(batch, examples)
-    whole = time.perf_counter() - start
-    return {**spent, "rest": whole - sum(spent.values()), "whole": whole}
+    """Seconds of the parts of one private step, which all workers begin together."""
+    import horovod.torch as hvd
+
+    return part_seconds(partial(contender.step, batch, examples), hvd.barrier)
 
 
-def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -> dict[str, float]:
+def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -> Peak:
     """Peak resident memory of a process that does nothing else, in MiB."""
     for _ in range(2 if name in SLOW else 4):
         contender.step(batch, examples)
@@ -185,25 +145,27 @@ def peak(contender: Contender, name: str, batch: Batch, examples: list[Batch]) -
 # -------------------------------------------------------------------- what starts them and writes the report
 
 
-def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, dict[str, Any]]:
+def jobs(shapes: Sequence[tuple[int, int]]) -> dict[str, StepJob]:
     """What is measured: every model in every shape, and the variants of the peers."""
-    return {
-        f"{kind}-{tokens}-{size}{'-peers' if is_peer else ''}": {
-            "kind": kind, "tokens": tokens, "size": size, "is_peer": is_peer
-        }
-        for is_peer, chosen in ((False, shapes), (True, [(n, size) for n, size in shapes if size <= PEERS_UP_TO]))
-        for kind in KINDS
-        for tokens, size in chosen
-    }  # fmt: skip
+    found: dict[str, StepJob] = {}
+    for kind in KINDS:
+        for tokens, size in shapes:
+            found[f"{kind}-{tokens}-{size}"] = StepJob(kind=kind, tokens=tokens, size=size, is_peer=False)
+    for kind in KINDS:
+        for tokens, size in shapes:
+            if size <= PEERS_UP_TO:
+                name = f"{kind}-{tokens}-{size}-peers"
+                found[name] = StepJob(kind=kind, tokens=tokens, size=size, is_peer=True)
+    return found
 
 
-def measured(job: dict[str, Any], rounds: int, has_memory: bool = True) -> dict[str, Any]:
+def measured(job: StepJob, rounds: int, has_memory: bool = True) -> StepRow:
     """A row of the report."""
-    times = on_workers.run("benchmarks.step_time", {**job, "rounds": rounds}, WORKERS)
-    memory = {
-        name: on_workers.run("benchmarks.step_time", {**job, "contender": name}, WORKERS)["peak_mib"]
-        for name in (times["times"] if has_memory else ())
-    }
+    module = "benchmarks.step_time"
+    times = cast(MeasuredSteps, on_workers.run(module, {**job, "rounds": rounds}, WORKERS))
+    memory: dict[str, float] = {}
+    for name in times["times"] if has_memory else ():
+        memory[name] = on_workers.run(module, {**job, "contender": name}, WORKERS)["peak_mib"]
     return summarise(job, times, memory)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from benchmarks.harness import results, trainings
 from benchmarks.harness.noise_search import WORKERS, Job, Search, Trainer, private, search_all
 from benchmarks.harness.results import machine
+from benchmarks.harness.rows.trainings import Flags, Metrics
+from benchmarks.harness.rows.utility import Utility, UtilityRun
 from benchmarks.report.render import page
 from edpsgd import files
 from tasks.common.flags import load_yaml
@@ -41,7 +43,7 @@ def all_private(train: Trainer, only: str) -> None:
                 train(private(model, task, decay, noise, z))
 
 
-def run(job: Job, data: Path, runs: Path) -> dict[str, Any]:
+def run(job: Job, data: Path, runs: Path) -> Metrics:
     """Trains unless it is done; the last line of its metrics."""
     found = trainings.train({**job.all_settings(), "data": data}, runs / job.folder, WORKERS)
     print(f"{job.folder}: SER {found['test_ser']:.2f}", flush=True)
@@ -51,17 +53,17 @@ def run(job: Job, data: Path, runs: Path) -> dict[str, Any]:
 # -------------------------------------------------------------------- the table
 
 
-def collect(runs: Path) -> dict[str, Any]:
+def collect(runs: Path) -> Utility:
     """Everything that complete run folders hold, JSON-ready."""
-    found = []
+    found: list[UtilityRun] = []
     for folder in sorted(path.parent for path in runs.glob("*/config.yaml")):
         metrics = trainings.final(folder)
         if metrics is not None:
             settings = load_yaml(files.read_text(folder / "config.yaml"))
             kept = {name: value for name, value in settings.items() if name not in ("data", "output")}
-            kept = trainings.named(kept)
+            flags = cast(Flags, trainings.named(kept))
             data = files.read_json(folder / "data.json")
-            found.append({"name": folder.name, "settings": kept, "metrics": metrics, "data": data})
+            found.append({"name": folder.name, "settings": flags, "metrics": metrics, "data": data})
     return {"command": COMMAND, "seed": 0, "machine": machine(), "workers": WORKERS, "runs": found}
 
 
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     flags.runs.mkdir(parents=True, exist_ok=True)
 
-    def train(job: Job) -> dict[str, Any]:
+    def train(job: Job) -> Metrics:
         return run(job, flags.data, flags.runs)
 
     if flags.what == "plain":

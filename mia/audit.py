@@ -26,9 +26,11 @@ from scipy.special import ndtr, ndtri
 from edpsgd import escaping, files
 from edpsgd.schedules import parse_decay
 from mia import bounds, one_run
-from mia.bounds import NoiseFinding
+from mia.audited_step import Setup
 from mia.example_worlds import ROUNDING
-from mia.mechanism import CONFIDENCE, TRIALS, Finding, Setup, audit_mechanism, audit_noise
+from mia.mechanism import CONFIDENCE, TRIALS, Finding, audit_mechanism
+from mia.noise_audit import audit_noise
+from mia.noise_checks import NoiseFinding
 from mia.sampler_audit import KINDS, SamplerSetup, audit_sampler
 from tasks.common.workers import Workers, workers
 from tasks.nlu.configuration import Config, read_file

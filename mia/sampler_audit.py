@@ -19,7 +19,8 @@ from scipy.stats import binom, binomtest, hypergeom, norm
 from edpsgd import FixedSizeUsers, PoissonBatches, PoissonUsers, ShuffledBatches
 from edpsgd.distributed.collectives import Collective
 from edpsgd.sampling.base import Batches
-from mia.bounds import Check, Floats, NoiseFinding, check_std
+from mia.bounds import Floats
+from mia.noise_checks import Check, NoiseFinding, check_std
 
 KINDS = ("poisson", "shuffled", "poisson_users", "fixed_size_users")
 

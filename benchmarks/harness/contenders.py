@@ -57,6 +57,12 @@ class Sizes:
     tags: int
 
 
+SIZES = {  # by kind of model; "tiny" is there to try what measures the others
+    "bert": Sizes(30522, 10, 20),
+    "clc": Sizes(5000, 10, 20),
+    "tiny": Sizes(20, 2, 3),
+}
+
 # -------------------------------------------------------------------- models
 
 
@@ -108,7 +114,10 @@ def make_model(kind: str, contender: str, is_peer: bool, sizes: Sizes) -> nn.Mod
         return PlainBert(sizes) if kind == "bert" else PlainLstm(sizes, DPLSTM if own_lstm else nn.LSTM)
     if kind == "bert":
         return BERT(paper_configuration(sizes.words), sizes.intents, sizes.tags)
-    model = CLC(sizes.words, DIMENSION, sizes.intents, sizes.tags, train_words=True)
+    if kind == "tiny":
+        model = CLC(sizes.words, 8, sizes.intents, sizes.tags, train_words=True, hidden=4, layers=1, filters=4)
+    else:
+        model = CLC(sizes.words, DIMENSION, sizes.intents, sizes.tags, train_words=True)
     model.keeps_apart = contender in ("groups", "example", "verified", "loop")
     return model
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.rows import CheckedStep, CostModel, MeasuredParts, PredictedStep
+from benchmarks.harness.rows.epoch_time import CheckedStep, CostModel, MeasuredParts, PredictedStep
 
 WORKERS = (2, 4, 8, 16, 32, 64)
 _NORM = ("norm", "scale", "ledger")

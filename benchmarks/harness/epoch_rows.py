@@ -6,13 +6,25 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from benchmarks.harness import cost_model, results
 from benchmarks.harness.contenders import CHANGES, NAMES
 from benchmarks.harness.published import EPOCH_RATIOS
 from benchmarks.harness.results import Piece
-from benchmarks.harness.rows import EpochRow, MeasuredEpoch, MeasuredParts, Portions, TimedEpoch
+from benchmarks.harness.rows.epoch_time import (
+    AboutEpoch,
+    CostModel,
+    EpochJob,
+    EpochRow,
+    EpochTime,
+    MeasuredEpoch,
+    MeasuredMemory,
+    MeasuredParts,
+    PeakMemory,
+    Portions,
+    TimedEpoch,
+)
 
 BATCH, WORKERS = 32, 2
 WARM_UP, PART_WARM_UP = 3, 8  # steps that are not counted; more in parts of an epoch, none of which begins a training
@@ -99,24 +111,18 @@ def _joined(parts: Sequence[MeasuredEpoch]) -> MeasuredEpoch:
     return {**parts[0], "times": times, "machine": {"processor": processors}}
 
 
-def figures(pieces: dict[str, Piece], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def figures(pieces: Mapping[str, Piece], wanted: Mapping[str, EpochJob]) -> EpochTime:
     """Tables and cost model, as far as the wanted pieces are measured; ``wanted`` has their settings."""
-    pieces = {name: pieces[name] for name in wanted if name in pieces}
-    timed = whole_epochs(cast(MeasuredEpoch, piece) for piece in pieces.values() if "times" in piece)
+    there = {name: pieces[name] for name in wanted if name in pieces}
+    missing = results.missing(there, wanted)
+    timed = whole_epochs(cast(MeasuredEpoch, piece) for piece in there.values() if "times" in piece)
     rows = [summarise(**piece["about"], found=piece) for piece in timed]
-    for piece in timed:
-        if piece["utterances"] == MANY:
-            million = {**piece["about"], "corpus": generated(10 * MANY)}
-            steps = math.ceil(10 * MANY / (BATCH * WORKERS))
-            row = summarise(**million, found=piece, steps=steps)
-            row["utterances"] = 10 * MANY
-            rows.append(row)
-    memory = [{**piece["about"], "peak_mib": piece["peak_mib"]} for piece in pieces.values() if "peak_mib" in piece]
-    plain = {(one["model"], one["is_peer"]): one["peak_mib"] for one in memory if one["contender"] == "sgd"}
-    for one in memory:
-        one["ratio"] = one["peak_mib"] / plain.get((one["model"], one["is_peer"]), one["peak_mib"])
-    parts = {model: _of_workers(pieces, model) for model in MODELS}
-    missing = results.missing(pieces, wanted)
+    rows += [_of_ten_times_as_many(piece) for piece in timed if piece["utterances"] == MANY]
+    models: dict[str, CostModel] = {}
+    for model in MODELS:
+        parts = _of_workers(there, model)
+        if {1, 2, 3} <= parts.keys():
+            models[model] = cost_model.fit(parts)
     return {
         "is_complete": not missing,
         "missing": missing,
@@ -125,14 +131,43 @@ def figures(pieces: dict[str, Piece], wanted: Mapping[str, Any]) -> dict[str, An
         "batch": next((settings["batch"] for settings in wanted.values()), BATCH),
         "names": NAMES,
         "rows": sorted(rows, key=lambda row: (row["is_peer"], row["model"] != "clc", row["utterances"])),
-        "memory": memory,
-        "cost_model": {model: cost_model.fit(found) for model, found in parts.items() if {1, 2, 3} <= found.keys()},
+        "memory": _memory(there.values()),
+        "cost_model": models,
     }
 
 
-def _of_workers(pieces: dict[str, Piece], model: str) -> dict[int, MeasuredParts]:
-    found = [piece for piece in pieces.values() if "whole_ms" in piece and piece["about"]["model"] == model]
-    return {piece["about"]["workers"]: cast(MeasuredParts, piece) for piece in found}
+def _of_ten_times_as_many(piece: MeasuredEpoch) -> EpochRow:
+    """An epoch over a corpus that was not measured: its steps cost the same."""
+    steps = math.ceil(10 * MANY / (BATCH * WORKERS))
+    about: AboutEpoch = {**piece["about"], "corpus": generated(10 * MANY)}
+    row = summarise(**about, found=piece, steps=steps)
+    row["utterances"] = 10 * MANY
+    return row
+
+
+def _memory(pieces: Iterable[Piece]) -> list[PeakMemory]:
+    """Peaks, and their ratios to SGD's."""
+    measured = [cast(MeasuredMemory, piece) for piece in pieces if "peak_mib" in piece]
+    plain: dict[tuple[str, bool], float] = {}
+    for piece in measured:
+        about = piece["about"]
+        if about["contender"] == "sgd":
+            plain[about["model"], about["is_peer"]] = piece["peak_mib"]
+    rows: list[PeakMemory] = []
+    for piece in measured:
+        about, peak = piece["about"], piece["peak_mib"]
+        ratio = peak / plain.get((about["model"], about["is_peer"]), peak)
+        rows.append({**about, "peak_mib": peak, "ratio": ratio})
+    return rows
+
+
+def _of_workers(pieces: Mapping[str, Piece], model: str) -> dict[int, MeasuredParts]:
+    """The parts of a step, by the number of workers."""
+    found: dict[int, MeasuredParts] = {}
+    for piece in pieces.values():
+        if "whole_ms" in piece and piece["about"]["model"] == model:
+            found[piece["about"]["workers"]] = cast(MeasuredParts, piece)
+    return found
 
 
 def generated(utterances: int) -> str:

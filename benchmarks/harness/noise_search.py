@@ -6,25 +6,25 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.harness import trainings
+from benchmarks.harness.rows.trainings import Flags, Metrics
 from edpsgd import accounting
 from edpsgd.schedules import parse_decay
 
-Trainer = Callable[["Job"], dict[str, Any]]
+Trainer = Callable[["Job"], Metrics]
 GRID = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0]  # noise multipliers, the range of the paper
 FIRST = 2
 DELTA = 5e-4
 ALLOWED = 1.05  # times the SER of plain training
 WORKERS = 2
 DECAYS = ("none", "linear:0.5", "exponential:0.35")  # τ from the paper's sets
-_CLC = {"learning_rate": 1.5e-3, "batch_size": 16}
-_BERT = {"learning_rate": 3e-4, "head_learning_rate": 3e-3, "batch_size": 16}
-TUNED: dict[tuple[str, str], dict[str, Any]] = {
+_CLC: Flags = {"learning_rate": 1.5e-3, "batch_size": 16}
+_BERT: Flags = {"learning_rate": 3e-4, "head_learning_rate": 3e-3, "batch_size": 16}
+TUNED: dict[tuple[str, str], Flags] = {
     ("clc", "atis"): {**_CLC, "epochs": 8},
     ("clc", "snips"): {**_CLC, "epochs": 4},
     ("clc", "nlu-eval"): {**_CLC, "epochs": 10, "dropout": 0.5},
@@ -42,7 +42,7 @@ class Job:
     task: str
     split: str
     seed: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Flags = field(default_factory=Flags)
     name: str = ""
 
     @property
@@ -50,9 +50,9 @@ class Job:
         """Where it leaves its run."""
         return self.name or f"{self.task}-{self.model}-{self.split}-{self.seed}"
 
-    def all_settings(self) -> dict[str, Any]:
+    def all_settings(self) -> Flags:
         """Of tasks.train, but for data and output."""
-        common = {
+        common: Flags = {
             "task": self.task,
             "model": self.model,
             "split": self.split,
@@ -65,7 +65,13 @@ class Job:
 def private(model: str, task: str, decay: str, noise: str, z: float) -> Job:
     """eDP-SGD with the settings of plain training, on the random split."""
     name = f"{task}-{model}-{noise}-{decay.partition(':')[0]}-{z:g}"
-    settings = {"private": "edp", "noise": noise, "noise_multiplier": z, "decay": decay, "delta": DELTA}
+    settings: Flags = {
+        "private": "edp",
+        "noise": noise,
+        "noise_multiplier": z,
+        "decay": decay,
+        "delta": DELTA,
+    }
     return Job(model, task, "random", 0, settings, name)
 
 

@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-Job = dict[str, Any]
+from benchmarks.harness.results import Found
+
+Job = Mapping[str, Any]  # arguments of what is measured
 
 
-def run(module: str, job: Job, workers: int) -> dict[str, Any]:
+def run(module: str, job: Job, workers: int) -> Found:
     """What worker 0 found; ``module`` must call ``serve`` when it is given --job."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", module, "--job", json.dumps(job), "--folder", folder]
@@ -29,7 +31,7 @@ def run(module: str, job: Job, workers: int) -> dict[str, Any]:
         return dict(json.loads(result.read_text(encoding="utf-8")))
 
 
-def serve(measure: Callable[..., dict[str, Any]], job: Job, folder: Path) -> None:
+def serve(measure: Callable[..., Mapping[str, Any]], job: Job, folder: Path) -> None:
     """The part of one worker: ``measure`` gets the job's entries and the folder; worker 0 writes what it returns."""
     import horovod.torch as hvd
 

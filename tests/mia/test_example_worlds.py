@@ -13,7 +13,8 @@ from edpsgd import FirstStepNorms, FixedSizeUsers, PoissonBatches, PoissonUsers,
 from edpsgd.distributed.collectives import Local
 from mia import example_worlds
 from mia.audit import main
-from mia.mechanism import CLIP_NORM, Setup, audit_mechanism
+from mia.audited_step import CLIP_NORM, Setup
+from mia.mechanism import audit_mechanism
 from mia.sampler_audit import KINDS, SamplerSetup, audit_sampler
 
 EXAMPLES = {"unit": "example", "micro_batches": 4}

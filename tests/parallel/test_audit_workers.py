@@ -7,7 +7,9 @@ import pytest
 from edpsgd import PrivateOptimizer
 from edpsgd.mechanism.noise import GaussianSource
 from mia.audit import main
-from mia.mechanism import Setup, audit_mechanism, audit_noise
+from mia.audited_step import Setup
+from mia.mechanism import audit_mechanism
+from mia.noise_audit import audit_noise
 
 TRIALS = 100
 

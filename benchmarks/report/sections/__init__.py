@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.report.blocks import Section
-from benchmarks.report.sections import attacks, costs, times, tradeoffs
+from benchmarks.report.sections import attacks, audits, costs, recipes, times, tradeoffs, utility
 
 SECTIONS = (
     Section("Time of an epoch", "epoch_time", times.epoch_time),
@@ -12,9 +12,9 @@ SECTIONS = (
     Section("Time of a step", "step_time", times.step_time),
     Section("Noise, errors and attacks", "tradeoff", tradeoffs.tradeoff),
     Section("What an ε costs", "tradeoff", tradeoffs.frontier),
-    Section("Small ε", "recipes", tradeoffs.recipes),
-    Section("Error rates on the real corpora", "utility", tradeoffs.utility),
-    Section("Audits", "audits", tradeoffs.audits),
+    Section("Small ε", "recipes", recipes.recipes),
+    Section("Error rates on the real corpora", "utility", utility.utility),
+    Section("Audits", "audits", audits.audits),
     Section("Membership", "membership", attacks.membership),
     Section("Memorised phrases", "memorization", attacks.memorization),
     Section("The rank of a canary", "exposure", attacks.exposure),

@@ -6,21 +6,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.harness.published import ATTACK_AUCS
-from benchmarks.harness.rows import (
-    AttackCost,
-    AttackCostRow,
-    AttackedRun,
-    AttackReport,
-    CanaryRank,
-    Exposure,
-    Membership,
-    Memorization,
-    MemorizationRow,
-)
+from benchmarks.harness.rows.attack_cost import AttackCost, AttackCostRow
+from benchmarks.harness.rows.exposure import CanaryRank, Exposure
+from benchmarks.harness.rows.membership import AttackedRun, AttackReport, Membership
+from benchmarks.harness.rows.memorization import Memorization, MemorizationRow
 from benchmarks.harness.settings import OVERFITTED, RANK_SECONDS, SHADOWS
 from benchmarks.report.blocks import Block, Table, Text, epsilon, interval, number, place
 from benchmarks.report.conditions import SECRET
-from benchmarks.report.plots import shown
+from benchmarks.report.drawing import shown
 from mia.secret_sharer import SUFFIXES
 
 # ---------------------------------------------------------------- membership

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.harness.rows import (
-    AccountedEpsilon,
-    Accounting,
-    Bench,
-    BenchRow,
-    Calibrated,
-    DataLoading,
-    EpochOfData,
-    GrowingEpsilon,
-    HeldData,
-)
+from benchmarks.harness.rows.accounting import AccountedEpsilon, Accounting, Calibrated, GrowingEpsilon
+from benchmarks.harness.rows.bench import Bench, BenchRow
+from benchmarks.harness.rows.data_loading import DataLoading, EpochOfData, HeldData
 from benchmarks.harness.settings import DECAY, DELTA, EPOCHS, LOADED_BATCH, STEPS, TARGET
 from benchmarks.report.blocks import Block, Table, Text, number
-from benchmarks.report.plots import shown
+from benchmarks.report.drawing import shown
 
 
 class OfLibrary(NamedTuple):

@@ -6,21 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from benchmarks.harness import step_rows
+from benchmarks.harness.contenders import SIZES
 from benchmarks.harness.epoch_rows import PART_WARM_UP, WARM_UP
-from benchmarks.harness.rows import (
-    CheckedStep,
-    EpochRow,
-    EpochTime,
-    PeakMemory,
-    PredictedStep,
-    StepRow,
-    StepTime,
-    TimedEpoch,
-    TimedStep,
-)
+from benchmarks.harness.rows.epoch_time import CheckedStep, EpochRow, EpochTime, PeakMemory, PredictedStep, TimedEpoch
+from benchmarks.harness.rows.step_time import StepRow, StepTime, TimedStep
 from benchmarks.report import plots
 from benchmarks.report.blocks import Block, Plots, Table, Text, number, place, within
-from benchmarks.report.plots import shown
+from benchmarks.report.drawing import shown
 from edpsgd.per_example.engine import SELDOM
 
 _ABOUT_EPOCHS = (
@@ -216,7 +208,7 @@ _ABOUT_STEPS = (
     f"{step_rows.WORKERS} workers with one thread each, Adam, the ledger on disk. Ratios compare steps of the same "
     "round. With checks: the gradients of units are compared with autograd in some of the first steps, and then in "
     f"one of {SELDOM}. Memory is the peak of a worker, with Python and libraries. BERT has the paper's configuration "
-    f"and {step_rows.SIZES['bert'].words} word pieces, CLC learns {step_rows.SIZES['clc'].words} word vectors; both "
+    f"and {SIZES['bert'].words} word pieces, CLC learns {SIZES['clc'].words} word vectors; both "
     f"end in a CRF. * is a model that was changed for the peers: BERT without CRF, CLC without CRF and characters. "
     f"Slow trainings have {step_rows.SLOW_ROUNDS} steps."
 )

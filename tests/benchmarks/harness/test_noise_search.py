@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.noise_search import DECAYS, FIRST, GRID, Search
 from benchmarks.harness.results import RESULTS
-from benchmarks.report.sections.tradeoffs import largest_noise
+from benchmarks.report.sections.utility import largest_noise
 from benchmarks.utility import all_private
 
 
