@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edpsgd import ClippedDenominator, FixedDenominator
-from tasks.common import flags
+from tasks.common import flags, shared_settings
 from tasks.common.flags import Settings, require, setting
 
 
@@ -50,9 +50,7 @@ class Config(Settings):
     weight_cap: float | None = setting(
         None, "words from which on a user has weight 1; all have it if not given", group="training"
     )
-    seed: int | None = setting(
-        None, "repeats a run exactly, noise included; ε holds only while it is secret", group="training"
-    )
+    seed: int | None = shared_settings.seed_setting()
 
     cohort: float = setting(100.0, "users in a round: expected with poisson, exactly with fixed", group="privacy")
     sampling: str = setting("poisson", "how users are drawn", ("poisson", "fixed"), "privacy")
@@ -64,10 +62,10 @@ class Config(Settings):
     )
     clip_changes: str = setting("", "S@ROUND,...: another S from that round on, with noise to match", group="privacy")
     clipping: str = setting("flat", "of the whole update or layer by layer", ("flat", "per_layer"), "privacy")
-    epsilon: float | None = setting(None, "the ε to end with; the noise follows", group="privacy")
+    epsilon: float | None = shared_settings.target_epsilon_setting()
     noise_multiplier: float = setting(0.0, "z, instead of an ε; 0 for none", group="privacy")
     delta: float = setting(1e-6, "the δ of ε", group="privacy")
-    placement: str = setting("sharded", "who adds which noise", ("sharded", "per_worker"), "privacy")
+    placement: str = shared_settings.placement_setting()
     as_if_users: int | None = setting(
         None, "print the ε that the same noise on the mean has with so many users", group="privacy"
     )
@@ -75,11 +73,9 @@ class Config(Settings):
 
     output: str | None = setting(None, "the run folder; runs/TASK-ALGORITHM-TIME if not given", group="machine")
     checkpoint_every: int = setting(20, "rounds between checkpoints, and tests on held-out users", group="machine")
-    device: str = setting("auto", "where to compute", ("auto", "cpu", "cuda"), "machine")
-    threads: int | None = setting(
-        None, "of each worker; the cores shared among the workers if not given", group="machine"
-    )
-    tensorboard: bool = setting(True, "write TensorBoard scalars", group="machine")
+    device: str = shared_settings.device_setting()
+    threads: int | None = shared_settings.threads_setting()
+    tensorboard: bool = shared_settings.tensorboard_setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()
