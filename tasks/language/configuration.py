@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edpsgd import ClippedDenominator, FixedDenominator
@@ -136,17 +136,19 @@ def parse_denominator(text: str) -> FixedDenominator | ClippedDenominator:
     """
     if text == "fixed":
         return FixedDenominator()
-    kinds: dict[str, Callable[[float], FixedDenominator | ClippedDenominator]]
-    kinds = {"fixed:": FixedDenominator, "clipped:": ClippedDenominator}
-    name, colon, weight = text.partition(":")
+    name, _, weight = text.partition(":")
     try:
-        return kinds[name + colon](float(weight))
-    except (ValueError, KeyError):
-        raise ValueError(f"denominator must be fixed, fixed:W or clipped:W with W above 0, got {text!r}") from None
+        if name == "fixed":
+            return FixedDenominator(float(weight))
+        if name == "clipped":
+            return ClippedDenominator(float(weight))
+    except ValueError:
+        pass  # the weight is no number, or none that may divide
+    raise ValueError(f"denominator must be fixed, fixed:W or clipped:W with W above 0, got {text!r}")
 
 
 def parse_changes(text: str) -> dict[int, float]:
-    """Clip norms by the round from which on they hold.
+    """The clip norms that a text names, by the round from which on each holds.
 
     Example:
         >>> parse_changes("10@100,7.9@4885")
