@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from edpsgd import files
 
-_TENSOR = "tensor:"  # where a tensor was taken out of the JSON
+_TENSOR = "tensor:"  # in the JSON, stands before the name that a tensor has in the safetensors file
 _TUPLE = "tuple"
 
 
@@ -30,12 +30,12 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The same on the CPU in memory of its own: safetensors refuses tensors that share some."""
+    """The same on the CPU in memory of its own: safetensors refuses tensors that share memory."""
     return tensor.detach().cpu().contiguous().clone()
 
 
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
-    """What save_weights wrote."""
+    """What save_weights wrote: the tensors by their names, on the CPU."""
     try:
         os.close(files.open_regular(path))  # load_file would wait for a FIFO
         return load_file(path)
@@ -44,13 +44,24 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def save(folder: Path, step: int, model: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any]) -> Path:
-    """Writes a checkpoint into a folder of its own, and then removes older ones."""
+    """Writes a checkpoint into a folder of its own, and then removes older ones.
+
+    Args:
+        folder: of all checkpoints of the run.
+        step: the number of steps taken, which names the checkpoint.
+        model: its tensors.
+        optimizer: its state, made of dictionaries, lists, tuples, tensors and what JSON knows.
+        state: of the job, JSON-ready.
+
+    Returns:
+        The folder of this checkpoint.
+    """
     files.make_private(folder)
     final = _free_name(folder, step)
     with files.replaced_folder(final, folder / ".new") as temporary:
         save_weights(temporary / "weights.safetensors", model)
         tensors: dict[str, torch.Tensor] = {}
-        content = {"step": step, "optimizer": _take_tensors(optimizer, tensors), "state": state}
+        content = {"step": step, "optimizer": _without_tensors(optimizer, tensors), "state": state}
         save_weights(temporary / "optimizer.safetensors", tensors)
         files.write_text(temporary / "state.json", json.dumps(content))
     for old in _all(folder):
@@ -68,7 +79,7 @@ def load(folder: Path) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
         content = files.read_json(found / "state.json", files.LARGE)
         tensors = load_weights(found / "optimizer.safetensors")
         weights = load_weights(found / "weights.safetensors")
-        return weights, _put_tensors(content["optimizer"], tensors), content["state"]
+        return weights, _with_tensors(content["optimizer"], tensors), content["state"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error!r}") from None
 
@@ -85,7 +96,10 @@ def last_step(folder: Path) -> int:
 
 
 def _free_name(folder: Path, step: int) -> Path:
-    """A second checkpoint of the same step never takes the place of the first before it is whole."""
+    """A name that no checkpoint has: a second one of a step is written beside the first.
+
+    The first is removed when the second is whole.
+    """
     name = f"step-{step:09d}"
     same = max(folder.glob(f"{name}*"), default=None)
     if same is None:
@@ -98,8 +112,8 @@ def _all(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
 
 
-def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The same without tensors, which go into the dictionary; JSON knows neither int keys nor tuples."""
+def _without_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The value as JSON knows it: without int keys, tuples and tensors, which are put into `tensors`."""
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
         tensors[name] = value
@@ -107,22 +121,28 @@ def _take_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, str) and value.startswith(_TENSOR):
         raise ValueError(f"a state must not hold texts that begin with {_TENSOR!r}")
     if isinstance(value, Mapping):
-        return {"items": [[_take_tensors(k, tensors), _take_tensors(v, tensors)] for k, v in value.items()]}
+        pairs = []
+        for key, item in value.items():
+            pairs.append([_without_tensors(key, tensors), _without_tensors(item, tensors)])
+        return {"items": pairs}
     if isinstance(value, tuple):
-        return {_TUPLE: [_take_tensors(item, tensors) for item in value]}
+        return {_TUPLE: [_without_tensors(item, tensors) for item in value]}
     if isinstance(value, list):
-        return [_take_tensors(item, tensors) for item in value]
+        return [_without_tensors(item, tensors) for item in value]
     return value
 
 
-def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What _take_tensors was given, of JSON and tensors."""
+def _with_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """What _without_tensors was given, of its JSON and the tensors."""
     if isinstance(value, str) and value.startswith(_TENSOR):
         return tensors[value[len(_TENSOR) :]]
     if isinstance(value, dict) and _TUPLE in value:
-        return tuple(_put_tensors(item, tensors) for item in value[_TUPLE])
+        return tuple(_with_tensors(item, tensors) for item in value[_TUPLE])
     if isinstance(value, dict):
-        return {_put_tensors(k, tensors): _put_tensors(v, tensors) for k, v in value["items"]}
+        restored = {}
+        for key, item in value["items"]:
+            restored[_with_tensors(key, tensors)] = _with_tensors(item, tensors)
+        return restored
     if isinstance(value, list):
-        return [_put_tensors(item, tensors) for item in value]
+        return [_with_tensors(item, tensors) for item in value]
     return value

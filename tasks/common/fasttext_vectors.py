@@ -45,10 +45,12 @@ class Sentences:
             with files.open_bytes(path) as file:
                 for number, line in enumerate(_bounded(file, path), 1):
                     words = _words(line, f"{path}:{number}")
-                    yield from (words[i : i + _LONGEST] for i in range(0, len(words), _LONGEST))
+                    for begin in range(0, len(words), _LONGEST):
+                        yield words[begin : begin + _LONGEST]
 
 
 def _bounded(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of the file; a line that memory may not hold is an error that names it."""
     try:
         yield from files.lines(file)
     except files.LongLine as error:
@@ -56,6 +58,7 @@ def _bounded(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _words(line: bytes, place: str) -> list[str]:
+    """The words of a line in lower case; `place` names it in errors."""
     if b"\0" in line:  # it ends a word in a .bin file
         raise ValueError(f"{place}: not plain text, but a zero byte")
     try:

@@ -26,7 +26,7 @@ _LONGEST_VALUE = 4096  # characters: a path at most
 
 
 def setting(default: Any, text: str, choices: Sequence[str] = (), group: str = "") -> Any:
-    """A field: its default, what it means, what it may be, and its group in the help.
+    """A dataclass field: its default, what it means, what it may be, and its group in the help.
 
     Those of the group "machine" change speed and place only, and may differ when a run goes on.
     """
@@ -60,10 +60,13 @@ def parse(
     kind: type[Kind], parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> tuple[Kind, argparse.Namespace]:
     """The settings of a command line; and what it says beside them: config, resume, dry_run."""
-    _add_all(kind, parser)
+    _add_flags(kind, parser)
     flags = parser.parse_args(arguments)
-    values = {item.name: getattr(flags, item.name) for item in fields(kind)}
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {}
+    for item in fields(kind):
+        value = getattr(flags, item.name)
+        if value is not None:  # no flag has a default of its own: None was not given
+            given[item.name] = value
     try:
         settings = read_file(kind, flags.config) if flags.config else {}
         settings.update(given)  # flags go before the file
@@ -75,45 +78,63 @@ def parse(
 
 
 def read_file(kind: type[Settings], path: str | Path) -> dict[str, Any]:
-    """Settings of a YAML or TOML file; names as in flags, with - or _."""
+    """Settings of a YAML or TOML file; names as in flags, with - or _.
+
+    Returns:
+        Values by the names of the fields. Whether a value fits its field is checked when the
+        settings are made of them.
+    """
     path = Path(path)
-    try:
-        text = files.read_text(path, _LARGEST)
-        content = tomllib.loads(text) if path.suffix == ".toml" else load_yaml(text)
-    except OSError as error:
-        raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:  # whose text may be private
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f", line {mark.line + 1}"
-        form = "TOML" if path.suffix == ".toml" else "YAML"
-        raise ValueError(f"the configuration {path} is no {form}{where}") from None
+    content = _read_content(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"the configuration {path} must be names and values")
-    hints, settings = get_type_hints(kind), {}
-    for name, value in content.items():
-        plain = str(name).replace("-", "_")
-        if plain not in hints:
-            raise ValueError(f"the configuration {path} has the unknown setting {name!r}")
+    hints = get_type_hints(kind)
+    settings: dict[str, Any] = {}
+    for written_name, value in content.items():
+        name = str(written_name).replace("-", "_")
+        if name not in hints:
+            raise ValueError(f"the configuration {path} has the unknown setting {written_name!r}")
         if isinstance(value, Mapping | list):
-            raise ValueError(f"the configuration {path} has more than one value for {plain}")
-        settings[plain] = _meant(value, hints[plain])
+            raise ValueError(f"the configuration {path} has more than one value for {name}")
+        settings[name] = _interpreted(value, hints[name])
     return settings
 
 
+def _read_content(path: Path) -> Any:
+    """What the file holds, whatever that is; errors never quote its text, which may be private."""
+    is_toml = path.suffix == ".toml"
+    try:
+        text = files.read_text(path, _LARGEST)
+        return tomllib.loads(text) if is_toml else load_yaml(text)
+    except OSError as error:
+        raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        place = getattr(error, "problem_mark", None)
+        where = "" if place is None else f", line {place.line + 1}"
+        form = "TOML" if is_toml else "YAML"
+        raise ValueError(f"the configuration {path} is no {form}{where}") from None
+
+
 def load_yaml(text: str) -> Any:
-    """Settings are flat: nesting and aliases, which can stand for more than any memory holds, are stopped at once."""
+    """The content of a YAML text that is as flat as settings are.
+
+    Nesting and aliases, which can stand for more than any memory holds, are refused before
+    anything is made of the text.
+    """
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
-            raise yaml.MarkedYAMLError(problem_mark=event.start_mark)
-        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _LONGEST_VALUE:
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        is_long = isinstance(event, yaml.ScalarEvent) and len(event.value) > _LONGEST_VALUE
+        if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST or is_long:
             raise yaml.MarkedYAMLError(problem_mark=event.start_mark)
     return yaml.safe_load(text)
 
 
-def _meant(value: Any, hint: Any) -> Any:
-    """YAML reads a bare off as False, and 1e-3 as a text."""
+def _interpreted(value: Any, hint: Any) -> Any:
+    """The value that was meant: YAML reads a bare off as False, and 1e-3 as a text."""
     if value is False and hint is str:
         return "off"
     wants_number = float in (hint, *get_args(hint))
@@ -149,7 +170,7 @@ def _resumed(kind: type[Kind], folder: Path, given: Mapping[str, Any]) -> Kind:
     return replace(config, **changed)
 
 
-def _add_all(kind: type[Settings], parser: argparse.ArgumentParser) -> None:
+def _add_flags(kind: type[Settings], parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings as YAML or TOML; flags go before it")
     parser.add_argument("--resume", metavar="RUN", help="go on with a run folder, from its last checkpoint")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its ε, and train nothing")
@@ -159,12 +180,13 @@ def _add_all(kind: type[Settings], parser: argparse.ArgumentParser) -> None:
         name = item.metadata["group"]
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
-        _add(groups[name], item, hints[item.name])
+        _add_flag(groups[name], item, hints[item.name])
 
 
-def _add(group: Any, item: Field[Any], hint: Any) -> None:
+def _add_flag(group: Any, item: Field[Any], hint: Any) -> None:
+    """A flag that is None if it is not given: then a file or the field's default holds."""
     flag = f"--{item.name.replace('_', '-')}"
-    text = item.metadata["help"].replace("%", "%%")
+    text = item.metadata["help"].replace("%", "%%")  # argparse formats it
     if item.default is not MISSING and item.default is not None:
         text += f" (default: {item.default})"
     if hint is bool:
@@ -172,20 +194,25 @@ def _add(group: Any, item: Field[Any], hint: Any) -> None:
         return
     kinds = get_args(hint) or (hint,)  # float | None has two
     kind = next(one for one in kinds if one is not type(None))
-    choices = item.metadata["choices"] or None
-    metavar = None if choices else {int: "N", float: "X", str: "TEXT"}[kind]
-    group.add_argument(flag, type=kind, choices=choices, default=None, metavar=metavar, help=text)
+    if item.metadata["choices"]:
+        group.add_argument(flag, type=kind, choices=item.metadata["choices"], help=text)
+    else:
+        metavar = {int: "N", float: "X", str: "TEXT"}[kind]
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
 
 
 def _check_type(item: Field[Any], value: Any, hint: Any) -> None:
-    """Configuration files may hold anything."""
-    kinds, choices = get_args(hint) or (hint,), item.metadata["choices"]
-    fits = any(_is_of_kind(value, kind) for kind in kinds)
-    if not fits or (choices and value not in choices):
+    """Refuses a value of another type than the field's, since configuration files may hold any."""
+    kinds = get_args(hint) or (hint,)  # float | None has two
+    choices = item.metadata["choices"]
+    has_type = any(_is_of_kind(value, kind) for kind in kinds)
+    is_chosen = not choices or value in choices
+    if not (has_type and is_chosen):
         names = [getattr(kind, "__name__", str(kind)) for kind in kinds]
         wanted = ", ".join(choices) or " or ".join(names)
         raise ValueError(f"{item.name} must be {wanted}, got {value!r}")
-    require(not isinstance(value, float) or math.isfinite(value), item.name, value, "a finite number")
+    if isinstance(value, float):
+        require(math.isfinite(value), item.name, value, "a finite number")
 
 
 def _is_of_kind(value: Any, kind: Any) -> bool:

@@ -32,12 +32,15 @@ class Progress:
     """
 
     def __init__(self, folder: Path, total: int, done: int, is_shown: bool, tensorboard: bool) -> None:
-        self._total, self._first, self._done, self._is_shown = total, done, done, is_shown
-        self._folder = folder
+        self._folder, self._is_shown = folder, is_shown
+        self._total, self._done, self._done_at_start = total, done, done
         self._started = self._shown = time.monotonic()
-        has_bar = is_shown and sys.stderr.isatty()
-        self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True) if has_bar else None
-        self._board = _board(folder / "tensorboard", done) if is_shown and tensorboard else None
+        self._bar: Any = None
+        if is_shown and sys.stderr.isatty():
+            self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
+        self._board: Any = None
+        if is_shown and tensorboard:
+            self._board = _open_board(folder / "tensorboard", done)
 
     def wants(self) -> bool:
         """Whether it is time to show something new; figures cost a synchronisation."""
@@ -81,26 +84,28 @@ class Progress:
             self._board.close()
 
     def _time_left(self) -> str:
-        taken, passed = self._done - self._first, time.monotonic() - self._started
-        if taken == 0:
+        """The time that the steps left will need if they are as fast as those of this process."""
+        steps_here = self._done - self._done_at_start
+        if steps_here == 0:
             return "?"
-        seconds = passed / taken * (self._total - self._done)
+        seconds_per_step = (time.monotonic() - self._started) / steps_here
+        seconds = seconds_per_step * (self._total - self._done)
         return tqdm.format_interval(int(seconds))
 
 
 class EpsilonSoFar:
-    """ε of the steps so far, asked often and computed as often as it costs little."""
+    """ε of the steps so far as a text, asked often and computed as often as it costs little."""
 
     def __init__(self, optimizer: edpsgd.PrivateOptimizer, delta: float) -> None:
         self._optimizer, self._delta = optimizer, delta
-        self._text, self._next = "", 0.0
+        self._text, self._next = "", 0.0  # the last text, and when to compute another
 
     def __str__(self) -> str:
         begun = time.monotonic()
         if begun >= self._next:
             self._text = short(self._optimizer.epsilon(self._delta))
             ended = time.monotonic()
-            self._next = ended + 50 * (ended - begun)  # 2 % of the time
+            self._next = ended + 50 * (ended - begun)  # so that it takes 2 % of the time
         return self._text
 
 
@@ -117,16 +122,23 @@ def short(bound: Bound) -> str:
 
 def record(folder: Path, numbers: Mapping[str, Any]) -> None:
     """Appends a line to the metrics of a run; it is on the disk when this returns. JSON has no NaN: that is null."""
-    plain = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-    files.append_line(folder / METRICS, json.dumps(plain))
+    json_numbers = {}
+    for name, value in numbers.items():
+        json_numbers[name] = value if math.isfinite(value) else None
+    files.append_line(folder / METRICS, json.dumps(json_numbers))
 
 
 def drop_later_lines(folder: Path, step: int) -> None:
-    """A run that goes on from a checkpoint forgets the metrics of what it will do again, the last test among it."""
+    """Removes the metrics of what a run that goes on from a checkpoint will do again.
+
+    The last test is among it.
+    """
     file = folder / METRICS
-    if file.exists():
-        lines = [line for line in files.read_text(file, files.LARGE).splitlines() if _step_of(line) <= step]
-        files.write_text(file, "".join(f"{line}\n" for line in lines))
+    if not file.exists():
+        return
+    lines = files.read_text(file, files.LARGE).splitlines()
+    kept = [line for line in lines if _step_of(line) <= step]
+    files.write_text(file, "".join(f"{line}\n" for line in kept))
 
 
 def last_step(folder: Path) -> int:
@@ -134,22 +146,27 @@ def last_step(folder: Path) -> int:
     file = folder / METRICS
     if not file.exists():
         return 0
-    found = map(_step_in, files.read_text(file, files.LARGE).splitlines())
-    return max((int(step) for step in found if math.isfinite(step)), default=0)
+    lines = files.read_text(file, files.LARGE).splitlines()
+    steps = [_step_in(line) for line in lines]
+    return max((int(step) for step in steps if math.isfinite(step)), default=0)
 
 
 def _step_of(line: str) -> float:
+    """The step after which a line was written; infinity for the last test and for no step."""
     return math.inf if '"test_' in line else _step_in(line)
 
 
 def _step_in(line: str) -> float:
+    """The step that a line names; infinity if the line is no JSON or names none."""
     try:
         return float(files.parse_json(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError):  # cut off by a crash
         return math.inf
 
 
-def _board(folder: Path, done: int) -> Any:
+def _open_board(folder: Path, done: int) -> Any:
+    """The TensorBoard writer of a run; scalars of steps that will run again are dropped."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+    purge_step = done + 1 if done else None
+    return SummaryWriter(str(folder), purge_step=purge_step)

@@ -13,8 +13,10 @@ WEIGHTS, LEDGER = "weights.safetensors", "ledger.jsonl"
 
 
 def new_folder(output: str | None, name: str, team: Workers) -> Path:
-    """The folder of a new run, which holds none yet; worker 0 says where."""
-    folder = Path(team.collective.gather(output or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")[0])
+    """The path of a new run's folder, which holds no run yet; worker 0 says where."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    proposals = team.collective.gather(output or f"runs/{name}-{stamp}")
+    folder = Path(proposals[0])  # the workers' clocks may differ
     team.on_first(lambda: _check_unused(folder))
     return folder
 
@@ -28,7 +30,10 @@ def _check_unused(folder: Path) -> None:
 
 
 def open_again(folder: Path, has_ledger: bool) -> None:
-    """Before a run goes on: nothing in its folder makes it wait, nobody else reads it, and its ledger is whole."""
+    """Checks the folder of a run that goes on.
+
+    Nothing in it makes the run wait, nobody else can read it, and its ledger is whole.
+    """
     files.check_tree(folder)
     files.make_private(folder, with_content=True)
     if has_ledger:
@@ -36,7 +41,10 @@ def open_again(folder: Path, has_ledger: bool) -> None:
 
 
 def _check_ledger(folder: Path) -> None:
-    """Every step is in the ledger before it is taken, so that no other file of the run can know of more."""
+    """Refuses a ledger with fewer steps than other files of the run know of.
+
+    Every step is in the ledger before it is taken, so that something is missing there.
+    """
     path = folder / LEDGER
     ledger = Ledger.read(path) if path.exists() else Ledger()
     charged = sum(event.steps for event in ledger.events if event.kind == "gradients")

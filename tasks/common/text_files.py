@@ -24,7 +24,7 @@ class ReadError(ValueError):
 
 
 class Fault(Exception):
-    """What is wrong with one utterance; who knows the file and the line makes a ReadError of it."""
+    """What is wrong with one utterance; the caller, who knows file and line, makes a ReadError."""
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:

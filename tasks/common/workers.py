@@ -68,25 +68,35 @@ class Workers:
 
 @contextmanager
 def workers(device: str = "auto", threads: int | None = None) -> Iterator[Workers]:
-    """Starts whatever the launcher needs, and ends it; what runs already is left running."""
+    """Starts whatever the launcher needs, and ends it; what runs already is left running.
+
+    Args:
+        device: auto, cpu or cuda.
+        threads: of this worker; if not given, OMP_NUM_THREADS, or this worker's share of the cores.
+    """
     launcher = _launcher()
-    is_mine = launcher == "torch" and not dist.is_initialized()
+    starts_group = launcher == "torch" and not dist.is_initialized()
     if launcher == "horovod":
         _horovod().init()
-    elif is_mine:
-        dist.init_process_group("nccl" if device != "cpu" and torch.cuda.is_available() else "gloo")
-    here, beside = _on_this_node(launcher)
+    elif starts_group:
+        uses_gpu = device != "cpu" and torch.cuda.is_available()
+        dist.init_process_group("nccl" if uses_gpu else "gloo")
+    local_rank, local_size = _on_this_node(launcher)
     if threads or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads or max(1, _cores() // beside))
+        torch.set_num_threads(threads or max(1, _cores() // local_size))
     try:
-        yield Workers(launcher, resolve(launcher), choose_device(device, here))
+        yield Workers(launcher, resolve(launcher), choose_device(device, local_rank))
     finally:
-        if is_mine:
+        if starts_group:
             dist.destroy_process_group()
 
 
 def _launcher() -> str:
-    """Several processes that train without knowing of each other would share a run folder and a ledger."""
+    """Who started this process: "torch", "horovod", or "local" if it is the only one.
+
+    Several processes that mpirun started are Horovod's, even if Horovod does not know of them yet:
+    each training by itself, they would share a run folder and a ledger.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torch"
     by_horovodrun = "HOROVOD_RANK" in os.environ or "HOROVOD_HOSTNAME" in os.environ
@@ -112,6 +122,7 @@ def _on_this_node(launcher: str) -> tuple[int, int]:
 
 
 def _cores() -> int:
+    """How many cores this process may use, where the system tells that."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -142,11 +153,12 @@ def _horovod() -> Any:
 
 
 def _average(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Before a plain step under torchrun; a worker without data has zeros."""
+    """Averages the gradients before a plain step under torchrun; a worker without data has zeros."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+    # One tensor for all gradients, since each message costs time of its own.
     flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
@@ -156,7 +168,10 @@ def _average(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether it has instructions for bf16: a processor without them runs no LSTM in it, and all else very slowly."""
+    """Whether the device has instructions for bf16.
+
+    A processor without them runs no LSTM in bf16, and everything else very slowly.
+    """
     if device.type != "cpu":
         return True
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edpsgd import ClippedDenominator, FixedDenominator
-from tasks.common import flags
+from tasks.common import flags, shared_settings
 from tasks.common.flags import Settings, require, setting
 
 
@@ -50,9 +50,7 @@ class Config(Settings):
     weight_cap: float | None = setting(
         None, "words from which on a user has weight 1; all have it if not given", group="training"
     )
-    seed: int | None = setting(
-        None, "repeats a run exactly, noise included; ε holds only while it is secret", group="training"
-    )
+    seed: int | None = shared_settings.seed_setting()
 
     cohort: float = setting(100.0, "users in a round: expected with poisson, exactly with fixed", group="privacy")
     sampling: str = setting("poisson", "how users are drawn", ("poisson", "fixed"), "privacy")
@@ -64,10 +62,10 @@ class Config(Settings):
     )
     clip_changes: str = setting("", "S@ROUND,...: another S from that round on, with noise to match", group="privacy")
     clipping: str = setting("flat", "of the whole update or layer by layer", ("flat", "per_layer"), "privacy")
-    epsilon: float | None = setting(None, "the ε to end with; the noise follows", group="privacy")
+    epsilon: float | None = shared_settings.target_epsilon_setting()
     noise_multiplier: float = setting(0.0, "z, instead of an ε; 0 for none", group="privacy")
     delta: float = setting(1e-6, "the δ of ε", group="privacy")
-    placement: str = setting("sharded", "who adds which noise", ("sharded", "per_worker"), "privacy")
+    placement: str = shared_settings.placement_setting()
     as_if_users: int | None = setting(
         None, "print the ε that the same noise on the mean has with so many users", group="privacy"
     )
@@ -75,11 +73,9 @@ class Config(Settings):
 
     output: str | None = setting(None, "the run folder; runs/TASK-ALGORITHM-TIME if not given", group="machine")
     checkpoint_every: int = setting(20, "rounds between checkpoints, and tests on held-out users", group="machine")
-    device: str = setting("auto", "where to compute", ("auto", "cpu", "cuda"), "machine")
-    threads: int | None = setting(
-        None, "of each worker; the cores shared among the workers if not given", group="machine"
-    )
-    tensorboard: bool = setting(True, "write TensorBoard scalars", group="machine")
+    device: str = shared_settings.device_setting()
+    threads: int | None = shared_settings.threads_setting()
+    tensorboard: bool = shared_settings.tensorboard_setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,17 +136,19 @@ def parse_denominator(text: str) -> FixedDenominator | ClippedDenominator:
     """
     if text == "fixed":
         return FixedDenominator()
-    kinds: dict[str, Callable[[float], FixedDenominator | ClippedDenominator]]
-    kinds = {"fixed:": FixedDenominator, "clipped:": ClippedDenominator}
-    name, colon, weight = text.partition(":")
+    name, _, weight = text.partition(":")
     try:
-        return kinds[name + colon](float(weight))
-    except (ValueError, KeyError):
-        raise ValueError(f"denominator must be fixed, fixed:W or clipped:W with W above 0, got {text!r}") from None
+        if name == "fixed":
+            return FixedDenominator(float(weight))
+        if name == "clipped":
+            return ClippedDenominator(float(weight))
+    except ValueError:
+        pass  # the weight is no number, or none that may divide
+    raise ValueError(f"denominator must be fixed, fixed:W or clipped:W with W above 0, got {text!r}")
 
 
 def parse_changes(text: str) -> dict[int, float]:
-    """Clip norms by the round from which on they hold.
+    """The clip norms that a text names, by the round from which on each holds.
 
     Example:
         >>> parse_changes("10@100,7.9@4885")

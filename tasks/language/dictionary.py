@@ -67,8 +67,9 @@ class Dictionary:
         return word in self._numbers
 
     def encode(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
-        """The numbers of words; UNK for those that are not in it."""
-        return np.fromiter((self._numbers.get(word, UNK) for word in words), dtype=np.int32, count=len(words))
+        """The numbers of words, (words,); UNK for those that are not in it."""
+        numbers = (self._numbers.get(word, UNK) for word in words)
+        return np.fromiter(numbers, dtype=np.int32, count=len(words))
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The words of numbers."""
@@ -101,10 +102,13 @@ class Dictionary:
             size: how many words at most, without UNK, BOS and EOS.
         """
         check_count("size", size)
-        counts = Counter(word for text in texts for word in tokenize(text))
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(tokenize(text))
         if not counts:
             raise ValueError("texts must hold at least one word")
-        return cls(sorted(counts, key=lambda word: (-counts[word], word))[:size])
+        by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(by_frequency[:size])
 
 
 def _fault(word: object, seen: dict[str, int]) -> str | None:

@@ -73,7 +73,8 @@ def _check(model: LanguageModel, data: UserData, batch: int) -> None:
     check_count("batch", batch)
     if len(data.tokens) == 0:
         raise ValueError("data must hold at least one word")
-    least, greatest, words = int(data.tokens.min()), int(data.tokens.max()), model.settings()["words"]
+    least, greatest = int(data.tokens.min()), int(data.tokens.max())
+    words = model.settings()["words"]
     if least < 0 or greatest >= words:
         raise ValueError(f"data must hold the model's words, from 0 to {words - 1}, got {least} to {greatest}")
 
@@ -81,17 +82,24 @@ def _check(model: LanguageModel, data: UserData, batch: int) -> None:
 def _batches(data: UserData, batch: int) -> Iterator[tuple[Numbers, Numbers]]:
     """Inputs and targets of sentences of similar length, the longest first; each sentence is one window."""
     lengths = np.diff(data.sentences)
-    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]  # without empty ones
     place = 0
     while place < len(order):
         longest = int(lengths[order[place]]) + 1
-        chosen = order[place : place + min(batch, max(1, _POSITIONS // longest))]
-        yield windows([data.tokens[data.sentences[i] : data.sentences[i + 1]] for i in chosen], longest)
+        fitting = max(1, _POSITIONS // longest)
+        chosen = order[place : place + min(batch, fitting)]
+        starts, ends = data.sentences[chosen], data.sentences[chosen + 1]
+        sentences = [data.tokens[start:end] for start, end in zip(starts, ends, strict=True)]
+        yield windows(sentences, longest)
         place += len(chosen)
 
 
 def _predict(model: LanguageModel, inputs: Tensor, targets: Tensor, sums: _Sums) -> None:
-    """Goes through the sentences with the state carried on; logits are made where there is a target, some at a time."""
+    """Adds the predictions of a batch to the sums.
+
+    Long sentences are read in parts, and the state goes on from one to the next. Logits, which are
+    the greater part of the memory, are made only where there is a target, and some at a time.
+    """
     state, table = None, model.table()
     for tokens, wanted in zip(inputs.split(_STEPS, dim=1), targets.split(_STEPS, dim=1), strict=True):
         outputs, state = model.encode(tokens, state)
@@ -111,18 +119,22 @@ class _Sums:
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """Counts predictions, (places, words), against the words that were said."""
         self.words += len(targets)
-        self.loss += float(functional.cross_entropy(logits.float(), targets, reduction="none").double().sum())
+        losses = functional.cross_entropy(logits.float(), targets, reduction="none")
+        self.loss += float(losses.double().sum())
         best = logits.topk(min(PREDICTIONS, logits.shape[1]), dim=1).indices.cpu()
         wanted = targets.cpu().unsqueeze(1)
         is_right = (best == wanted) & (wanted != UNK)
         for size in self.right:
             self.right[size] += int(is_right[:, :size].sum())
         for size in HEADS:
-            found = ((best >= len(SPECIALS)) & (best < len(SPECIALS) + size)).sum(dim=1)
+            # The dictionary holds the most frequent words first, after its special ones.
+            is_frequent = (best >= len(SPECIALS)) & (best < len(SPECIALS) + size)
+            found = is_frequent.sum(dim=1)
             self.head[size] += np.bincount(found.numpy(), minlength=PREDICTIONS + 1)
 
     def result(self) -> NextWord:
-        loss, shares = self.loss / self.words, [count / self.words for count in self.right.values()]
+        loss = self.loss / self.words
+        shares = [count / self.words for count in self.right.values()]
         perplexity = math.inf if loss > 700 else math.exp(loss)  # a float ends at e**709
         head = {size: counts.tolist() for size, counts in self.head.items()}
         return NextWord(shares[0], shares[1], shares[2], perplexity, self.words, head)

@@ -39,7 +39,7 @@ def make_users(config: Config, data: UserData, collective: Collective) -> Users:
 
 
 def noise_multiplier(config: Config, sampler: Users) -> float:
-    """As given, or as the target ε needs it."""
+    """The noise multiplier that is given, or the one that the target ε needs."""
     if config.epsilon is None:
         return config.noise_multiplier
     rate = sampler.sampling_rate or 1.0
@@ -62,5 +62,7 @@ def plan_text(config: Config, data: UserData, collective: Collective) -> str:
     ledger.open_epoch(0, sampler.kind, sampler.sampling_rate)
     ledger.charge(z)
     ledger.events[0].steps = config.rounds
-    std = z * sampler.reach * (config.clip_norm or math.nan) / sampler.expected_batch
-    return f"noise multiplier {z:.6g}, noise on the mean update {std:.3g}\nplanned: {ledger.epsilon(config.delta)}"
+    clip_norm = config.clip_norm or math.nan  # the settings refuse noise without one
+    std = z * sampler.reach * clip_norm / sampler.expected_batch
+    planned = ledger.epsilon(config.delta)
+    return f"noise multiplier {z:.6g}, noise on the mean update {std:.3g}\nplanned: {planned}"

@@ -52,6 +52,7 @@ def _grouped(path: Path, pairs: Iterable[tuple[str, str]]) -> RawUsers:
 
 
 def _spoken(file: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a play, each with its speaker."""
     speaker = ""
     for number, line in numbered_lines(file):
         try:
@@ -65,6 +66,7 @@ def _spoken(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _speaker(line: str) -> str:
+    """The speaker whom the first line of a speech names; of a blank line, the empty name."""
     name = line.removesuffix(":")
     if line and (name == line or not name):
         raise Fault("a speech must begin with the name of its speaker and a colon")
@@ -72,6 +74,7 @@ def _speaker(line: str) -> str:
 
 
 def _listed_texts(file: Path) -> Iterator[tuple[str, str]]:
+    """The texts of a JSON Lines file, each with its user."""
     for number, line in numbered_lines(file):
         try:
             check_text(line)
@@ -82,6 +85,7 @@ def _listed_texts(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _pair(line: str) -> tuple[str, str]:
+    """The user and the text of a line."""
     value = json_object(line)
     user = value.get("user", "")
     if isinstance(user, bool) or not isinstance(user, str | int):

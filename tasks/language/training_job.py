@@ -97,14 +97,18 @@ class _Job:
                 if self._round % self._config.checkpoint_every == 0:
                     self._test(shown)
                     self._save()
-        except BudgetExhausted as error:  # rounds that ran again after a crash have cost it
+        except BudgetExhausted as error:  # rounds that ran again after a crash were paid for twice
             self._save()
             shown.say(f"the budget is used up: {error}")
 
     def _cost(self) -> str:
-        return "" if self._ledger is None else f"ε {progress.short(self._ledger.epsilon(self._config.delta))}"
+        """ε so far, to show; nothing without noise."""
+        if self._ledger is None:
+            return ""
+        return f"ε {progress.short(self._ledger.epsilon(self._config.delta))}"
 
     def _test(self, shown: progress.Progress) -> None:
+        """Tests on the held-out users, on worker 0."""
         self._check_weights()
 
         def work() -> None:

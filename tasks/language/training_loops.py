@@ -56,10 +56,12 @@ class UserTraining:
 
     def _check_losses(self) -> None:
         """Refuses a model whose loss on one user's words depends on other users; all workers try the same ones."""
-        users = list(islice(filter(partial(self._batches, 0), range(len(self._data))), _CHECKED))
+        users_with_words = (user for user in range(len(self._data)) if self._batches(0, user))
+        users = list(islice(users_with_words, _CHECKED))
 
         def losses(chosen: list[int]) -> torch.Tensor:
-            return torch.stack([self._model.mean_loss(*self._batches(0, user)[0]) for user in chosen])
+            first_batches = [self._batches(0, user)[0] for user in chosen]
+            return torch.stack([self._model.mean_loss(*batch) for batch in first_batches])
 
         if len(users) >= 2:
             edpsgd.check_losses(losses, users, model=self._model, optimizer=self.optimizer)
@@ -103,21 +105,24 @@ class SentenceTraining:
     def step(self, number: int) -> None:
         """One step on some sentences."""
         size, all_sentences = self._config.batch_size, len(self._data.sentences) - 1
-        places = range(number * size, (number + 1) * size)
-        chosen = [self._sentence(*divmod(place, all_sentences)) for place in places]
+        chosen = []
+        for place in range(number * size, (number + 1) * size):
+            turn, place_in_turn = divmod(place, all_sentences)
+            chosen.append(self._sentence(turn, place_in_turn))
         self.optimizer.zero_grad()
         for batch in batches(chosen, self._config.unroll, size * self._config.budget, self._device):
             self._model.mean_loss(*batch).backward()
         self.optimizer.step()
 
     def _sentence(self, turn: int, place: int) -> Words:
-        """Of a pass over all data, which has an order of its own."""
+        """The words of one sentence of a pass over all data; every pass has an order of its own."""
+        data = self._data
         if turn != self._pass:
-            order = np.random.default_rng([self._seed, turn]).permutation(len(self._data))
-            bounds = [np.arange(self._data.users[k], self._data.users[k + 1]) for k in order]
-            self._pass, self._order = turn, np.concatenate(bounds)
-        at = int(self._order[place])
-        return self._data.tokens[self._data.sentences[at] : self._data.sentences[at + 1]]
+            users = np.random.default_rng([self._seed, turn]).permutation(len(data))
+            sentences = [np.arange(data.users[user], data.users[user + 1]) for user in users]
+            self._pass, self._order = turn, np.concatenate(sentences)
+        sentence = int(self._order[place])
+        return data.tokens[data.sentences[sentence] : data.sentences[sentence + 1]]
 
     def state_dict(self) -> dict[str, Any]:
         """Of the optimizer, and the order of the users."""
@@ -130,15 +135,23 @@ class SentenceTraining:
 
 
 def batches(sentences: Sequence[Words], unroll: int, size: int, device: torch.device) -> Iterator[Windows]:
-    """The windows of some sentences, so many at a time; none if there are no words."""
+    """The windows of some sentences, at most `size` at a time; none if there are no words.
+
+    Yields:
+        Inputs and targets, each (windows, unroll).
+    """
     inputs, targets = (torch.from_numpy(part) for part in windows(sentences, unroll))
-    for pair in zip(inputs.split(size), targets.split(size), strict=True):
-        if len(pair[0]):
-            yield pair[0].to(device, non_blocking=True), pair[1].to(device, non_blocking=True)
+    for some_inputs, some_targets in zip(inputs.split(size), targets.split(size), strict=True):
+        if len(some_inputs):
+            yield (
+                some_inputs.to(device, non_blocking=True),
+                some_targets.to(device, non_blocking=True),
+            )
 
 
 def make_optimizer(name: str, model: LanguageModel, rate: float) -> torch.optim.Optimizer:
     """As in Table 4 of Thakkar et al. 2021: plain, with momentum 0.9, or Adam."""
     if name == "adam":
         return torch.optim.Adam(model.parameters(), lr=rate)
-    return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9 if name == "momentum" else 0.0)
+    momentum = 0.9 if name == "momentum" else 0.0
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -53,13 +54,19 @@ def generate_words(words: int) -> list[str]:
     syllables = 0
     while len(found) < words:
         syllables += 1
-        count = len(_SYLLABLES) ** syllables
-        found += [_spelled(number * _STRIDE % count, syllables) for number in range(min(count, words - len(found)))]
+        count = len(_SYLLABLES) ** syllables  # all words of that length
+        missing = min(count, words - len(found))
+        found += [_spelled(number * _STRIDE % count, syllables) for number in range(missing)]
     return found
 
 
 def _spelled(number: int, syllables: int) -> str:
-    return "".join(_SYLLABLES[number // len(_SYLLABLES) ** place % len(_SYLLABLES)] for place in range(syllables))
+    """The word of a number: its digits to the base of all syllables, the last one first."""
+    word = ""
+    for _ in range(syllables):
+        number, digit = divmod(number, len(_SYLLABLES))
+        word += _SYLLABLES[digit]
+    return word
 
 
 def generate(users: int, seed: int, sentences: int = 40, words: int = 2000) -> RawUsers:
@@ -84,16 +91,21 @@ def generate(users: int, seed: int, sentences: int = 40, words: int = 2000) -> R
     check_count("seed", seed, least=0)
     check_count("sentences", sentences)
     names, language = np.array(generate_words(words), dtype=object), _language(words)
+    blocks = math.ceil(users / _BLOCK)
     texts: list[list[str]] = []
-    for block in range(-(-users // _BLOCK)):
-        texts += _texts(names, language, np.random.default_rng([seed, block]), sentences)
-    return RawUsers([f"user{k}" for k in range(users)], texts[:users])
+    for block in range(blocks):
+        # A generator for each block, so that more users change nothing in those before.
+        rng = np.random.default_rng([seed, block])
+        texts += _texts(names, language, rng, sentences)
+    return RawUsers([f"user{number}" for number in range(users)], texts[:users])
 
 
 @cache
 def _language(words: int) -> _Language:
+    """The language of so many words; the same for every seed of users."""
     rng = np.random.default_rng(0)
-    weights = np.where(rng.random((_TOPICS, words)) < 0.1, 10.0, 1.0) / np.arange(2, words + 2)
+    preference = np.where(rng.random((_TOPICS, words)) < 0.1, 10.0, 1.0)
+    weights = preference / np.arange(2, words + 2)  # Zipf's law
     shares: Shares = weights / weights.sum(axis=1, keepdims=True)
     cumulative = (np.cumsum(shares, axis=1) + np.arange(_TOPICS)[:, None]).ravel()
     topic = np.arange(_TOPICS).repeat(2 * words).reshape(_TOPICS, words, 2)
@@ -101,7 +113,7 @@ def _language(words: int) -> _Language:
 
 
 def _draw(cumulative: Shares, rng: np.random.Generator, topic: Numbers) -> Numbers:
-    """A word of each topic."""
+    """A word of each topic, in the shape of the topics."""
     words = len(cumulative) // _TOPICS
     found = np.searchsorted(cumulative, topic + rng.random(topic.shape), side="right")
     return np.clip(found - topic * words, 0, words - 1)  # sums may miss t + 1 by a rounding
@@ -110,27 +122,31 @@ def _draw(cumulative: Shares, rng: np.random.Generator, topic: Numbers) -> Numbe
 def _texts(
     names: npt.NDArray[np.object_], language: _Language, rng: np.random.Generator, sentences: int
 ) -> list[list[str]]:
-    """The sentences of a block of users."""
+    """The sentences of each user of a block."""
     counts = rng.integers((sentences + 1) // 2, sentences + sentences // 2, _BLOCK, endpoint=True)
     owner = np.repeat(np.arange(_BLOCK), counts)
     given = _phrases(rng, owner, len(names))
     spoken = _spoken_words(language, rng, _topics(rng, owner), given)
     lengths = _SENTENCE[0] + rng.binomial(_SENTENCE[1] - _SENTENCE[0], 0.4, len(owner))
     lengths = np.maximum(lengths, (given >= 0).sum(axis=1))  # a phrase is never cut
-    said = names[spoken[np.arange(_SENTENCE[1]) < lengths[:, None]]].tolist()
+    is_said = np.arange(_SENTENCE[1]) < lengths[:, None]
+    said = names[spoken[is_said]].tolist()  # the words of all sentences in a row
     texts = [" ".join(said[start:end]) for start, end in pairwise(bounds_of(lengths).tolist())]
     return [texts[start:end] for start, end in pairwise(bounds_of(counts).tolist())]
 
 
 def _topics(rng: np.random.Generator, owner: Numbers) -> Numbers:
-    """Of each sentence: mostly one of the user's favourites."""
+    """The topic of each sentence, (sentences,): mostly one of the user's favourites."""
     favourites = rng.integers(_TOPICS, size=(_BLOCK, _FAVOURITES))
     own = favourites[owner, rng.integers(_FAVOURITES, size=len(owner))]
     return np.where(rng.random(len(owner)) < 0.8, own, rng.integers(_TOPICS, size=len(owner)))
 
 
 def _phrases(rng: np.random.Generator, owner: Numbers, words: int) -> Numbers:
-    """The words that a sentence begins with if it holds one of the user's phrases; -1 where the words are free."""
+    """The words of the user's phrase that a sentence begins with, (sentences, longest phrase).
+
+    They are -1 where a sentence has no phrase, or the phrase has ended.
+    """
     shortest, longest = _PHRASE
     phrases = rng.integers(words, size=(_BLOCK, _PHRASES, longest))
     lengths = rng.integers(shortest, longest, size=(_BLOCK, _PHRASES, 1), endpoint=True)
@@ -141,7 +157,10 @@ def _phrases(rng: np.random.Generator, owner: Numbers, words: int) -> Numbers:
 
 
 def _spoken_words(language: _Language, rng: np.random.Generator, topic: Numbers, given: Numbers) -> Numbers:
-    """Sentences of the greatest length: the given words, then one word after the other."""
+    """Sentences of the greatest length, (sentences, words): the given words, then others.
+
+    Each word follows the one before it.
+    """
     word = _draw(language.cumulative, rng, topic)
     spoken = np.full((len(topic), _SENTENCE[1]), -1)
     spoken[:, : given.shape[1]] = given

@@ -48,13 +48,15 @@ class UserData:
         """From the sentences of each user."""
         sentences = list(chain.from_iterable(users))
         tokens = np.fromiter(chain.from_iterable(sentences), dtype=np.int32)
-        return cls(tokens, bounds_of([len(words) for words in sentences]), bounds_of([len(texts) for texts in users]))
+        sentence_bounds = bounds_of([len(words) for words in sentences])
+        user_bounds = bounds_of([len(texts) for texts in users])
+        return cls(tokens, sentence_bounds, user_bounds)
 
     def __len__(self) -> int:
         return len(self.users) - 1
 
     def sizes(self) -> Numbers:
-        """How many words each user has."""
+        """How many words each user has, (users,)."""
         return np.diff(self.sentences[self.users])
 
     def of_user(self, k: int) -> list[Words]:
@@ -67,8 +69,9 @@ class UserData:
     def cut(self, budget: int) -> UserData:
         """The first words of each user, at most so many; a sentence that is cut through is shortened."""
         check_count("budget", budget)
-        owner = np.repeat(np.arange(len(self)), np.diff(self.users))
-        before = self.sentences[:-1] - self.sentences[self.users[:-1]][owner]  # words of the user before the sentence
+        owner = np.repeat(np.arange(len(self)), np.diff(self.users))  # of each sentence
+        first_word = self.sentences[self.users[:-1]]  # of each user
+        before = self.sentences[:-1] - first_word[owner]  # words of the user before the sentence
         kept = before < budget
         lengths = np.minimum(np.diff(self.sentences), budget - before)[kept]
         users = np.concatenate([[0], np.cumsum(kept)])[self.users]
@@ -76,23 +79,26 @@ class UserData:
 
     def select(self, users: npt.ArrayLike) -> UserData:
         """Some users, by their numbers, in the order given."""
+        # numpy makes an empty list one of floats, which the next check would refuse.
         chosen = np.asarray(users if np.size(users) else np.empty(0, np.int64))
         if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
             raise ValueError(f"users must be a list of whole numbers, got {chosen.ndim} dimensions of {chosen.dtype}")
         if np.any((chosen < 0) | (chosen >= len(self))):
             raise ValueError(f"users must be from 0 to {len(self) - 1}, got {chosen.min()} to {chosen.max()}")
         counts = np.diff(self.users)[chosen]
-        return self._take(_ranges(self.users[chosen], counts), bounds_of(counts))
+        return self._reordered(_ranges(self.users[chosen], counts), bounds_of(counts))
 
     def iid(self, seed: int) -> UserData:
         """All sentences shuffled and dealt anew, to users with the same numbers of sentences as before."""
-        return self._take(np.random.default_rng(seed).permutation(len(self.sentences) - 1), self.users)
+        order = np.random.default_rng(seed).permutation(len(self.sentences) - 1)
+        return self._reordered(order, self.users)
 
-    def _take(self, order: Numbers, users: Numbers) -> UserData:
+    def _reordered(self, order: Numbers, users: Numbers) -> UserData:
+        """The sentences with these numbers, given to users with these bounds."""
         return self._with(self.sentences[order], np.diff(self.sentences)[order], users)
 
     def _with(self, starts: Numbers, lengths: Numbers, users: Numbers) -> UserData:
-        """The sentences that begin there and are so long."""
+        """The sentences that begin at these tokens and are so long, of users with these bounds."""
         return UserData(self.tokens[_ranges(starts, lengths)], bounds_of(lengths), users)
 
 
@@ -103,7 +109,7 @@ def _check_bounds(name: str, bounds: Numbers, inner: str, end: int) -> None:
 
 
 def bounds_of(lengths: npt.ArrayLike) -> Numbers:
-    """Where pieces of these lengths begin, and the end of the last."""
+    """Where pieces of these lengths begin, and the end of the last, (pieces + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
@@ -134,8 +140,9 @@ def split_users(data: UserData, names: Sequence[str], seed: int, share: float = 
     if len(names) != len(data):
         raise ValueError(f"names must be as many as there are users, {len(data)}, got {len(names)}")
     key = str(seed).encode()
-    digests = b"".join(blake2b(name.encode(), digest_size=8, key=key).digest() for name in names)
-    is_held_out = np.frombuffer(digests, "<u8") / 2.0**64 < share
+    digests = [blake2b(name.encode(), digest_size=8, key=key).digest() for name in names]
+    place = np.frombuffer(b"".join(digests), "<u8") / 2.0**64  # of each user, from 0 to 1
+    is_held_out = place < share
     return data.select(np.flatnonzero(~is_held_out)), data.select(np.flatnonzero(is_held_out))
 
 
@@ -161,12 +168,15 @@ def windows(sentences: Sequence[npt.NDArray[np.integer]], unroll: int = 10) -> t
     spoken = [words for words in sentences if len(words)]
     tokens = np.concatenate([np.empty(0, np.int64), *spoken])
     lengths = np.array([len(words) for words in spoken], np.int64)
-    bounds = bounds_of(lengths // unroll + 1)  # n + 1 steps of n words, rounded up
+    bounds = bounds_of(lengths // unroll + 1)  # in windows: n + 1 steps of n words, rounded up
     starts = bounds[:-1] * unroll
     places = _ranges(starts, lengths)
-    inputs, targets = (np.full(bounds[-1] * unroll, padding, np.int64) for padding in (EOS, NO_TARGET))
-    inputs[starts], inputs[places + 1] = BOS, tokens
-    targets[places], targets[starts + lengths] = tokens, EOS
+    inputs = np.full(bounds[-1] * unroll, EOS, np.int64)
+    inputs[starts] = BOS
+    inputs[places + 1] = tokens
+    targets = np.full(bounds[-1] * unroll, NO_TARGET, np.int64)
+    targets[places] = tokens
+    targets[starts + lengths] = EOS
     return inputs.reshape(-1, unroll), targets.reshape(-1, unroll)
 
 
@@ -192,9 +202,11 @@ class RawUsers:
 
     def numbered(self, dictionary: Dictionary) -> UserData:
         """The words of the texts as numbers of a dictionary."""
-        parts, lengths = [np.empty(0, np.int32)], []
+        tokens_of_users, lengths = [np.empty(0, np.int32)], []
         for texts in self.texts:
             sentences = [tokenize(text) for text in texts]
             lengths += [len(words) for words in sentences]
-            parts.append(dictionary.encode(list(chain.from_iterable(sentences))))
-        return UserData(np.concatenate(parts), bounds_of(lengths), bounds_of([len(texts) for texts in self.texts]))
+            words = list(chain.from_iterable(sentences))
+            tokens_of_users.append(dictionary.encode(words))
+        user_bounds = bounds_of([len(texts) for texts in self.texts])
+        return UserData(np.concatenate(tokens_of_users), bounds_of(lengths), user_bounds)

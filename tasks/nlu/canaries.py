@@ -48,29 +48,35 @@ def make(number: int, labels: Labels, seed: int) -> list[Canary]:
         >>> len(found), {len(one.said.words) for one in found}
         (4, {8})
     """
-    draw, words = np.random.default_rng(seed), generator.words()
-    coins = draw.integers(2, size=number).astype(bool).tolist()
-    return [Canary(_random(words, labels, draw), coin) for coin in coins]
+    rng, words = np.random.default_rng(seed), generator.words()
+    coins = rng.integers(2, size=number).astype(bool).tolist()
+    return [Canary(_random_utterance(words, labels, rng), coin) for coin in coins]
 
 
-def _random(words: Sequence[str], labels: Labels, draw: np.random.Generator) -> Utterance:
-    tags = [OUTSIDE, *(tag for tag in labels.tags if tag.startswith("B-"))]
+def _random_utterance(words: Sequence[str], labels: Labels, rng: np.random.Generator) -> Utterance:
+    """Words, tags and an intent, each drawn by itself; no tag continues a slot."""
+    first_tags = [tag for tag in labels.tags if tag.startswith("B-")]
+    possible_tags = [OUTSIDE, *first_tags]
+    drawn_words = rng.integers(len(words), size=WORDS)
+    drawn_tags = rng.integers(len(possible_tags), size=WORDS)
     return Utterance(
-        tuple(words[i] for i in draw.integers(len(words), size=WORDS)),
-        tuple(tags[i] for i in draw.integers(len(tags), size=WORDS)),
-        labels.intents[draw.integers(len(labels.intents))],
+        tuple(words[number] for number in drawn_words),
+        tuple(possible_tags[number] for number in drawn_tags),
+        labels.intents[rng.integers(len(labels.intents))],
     )
 
 
 def add(canaries: Sequence[Canary], corpus: Corpus, rows: Split) -> tuple[Corpus, Split]:
-    """The corpus with all of them at its end, and in its training set."""
+    """The corpus with all canaries at its end, and the split with them in its training set."""
     grown = Corpus(chain(corpus, (one.said for one in canaries)))
-    grown.repaired, grown.skipped, grown.left_out = corpus.repaired, corpus.skipped, corpus.left_out
-    return grown, replace(rows, train=np.concatenate([rows.train, np.arange(len(corpus), len(grown))]))
+    grown.repaired, grown.skipped = corpus.repaired, corpus.skipped
+    grown.left_out = corpus.left_out
+    added_rows = np.arange(len(corpus), len(grown))
+    return grown, replace(rows, train=np.concatenate([rows.train, added_rows]))
 
 
 def save(canaries: Sequence[Canary], folder: Path) -> None:
-    """Keeps them in a run folder, and which were in."""
+    """Writes the canaries, and which were trained on, into a run folder."""
     text = "".join(f"{json.dumps(asdict(one))}\n" for one in canaries)
     files.write_text(folder / FILE, text)
 
@@ -78,7 +84,8 @@ def save(canaries: Sequence[Canary], folder: Path) -> None:
 def load(folder: Path) -> list[Canary]:
     """What save wrote."""
     try:
-        rows = [files.parse_json(line) for line in files.read_text(folder / FILE, files.LARGE).splitlines()]
+        lines = files.read_text(folder / FILE, files.LARGE).splitlines()
+        rows = [files.parse_json(line) for line in lines]
         return [Canary(_utterance(row["said"]), bool(row["inside"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(

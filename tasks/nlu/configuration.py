@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.common import flags
+from tasks.common import flags, shared_settings
 from tasks.common.flags import Settings, require, setting, write_file
 
 __all__ = ["TASKS", "Config", "parse", "read_file", "write_file"]
@@ -65,15 +65,13 @@ class Config(Settings):
         group="training",
     )
     precision: str = setting("fp32", "of the forward pass; bf16 by autocast", ("fp32", "bf16"), "training")
-    seed: int | None = setting(
-        None, "repeats a run exactly, noise included; ε holds only while it is secret", group="training"
-    )
+    seed: int | None = shared_settings.seed_setting()
 
     private: str = setting(
         "edp", "off: plain; edp: micro-batches; example: vanilla DP-SGD", ("off", "edp", "example"), "privacy"
     )
     delta: float = setting(5e-4, "the δ of ε", group="privacy")
-    epsilon: float | None = setting(None, "the ε to end with; the noise follows", group="privacy")
+    epsilon: float | None = shared_settings.target_epsilon_setting()
     noise_multiplier: float | None = setting(None, "z of the first epoch, instead of an ε", group="privacy")
     decay: str = setting("none", "of the noise by epochs: none, linear:TAU or exponential:TAU", group="privacy")
     noise: str = setting(
@@ -87,16 +85,14 @@ class Config(Settings):
         group="privacy",
     )
     sampling: str = setting("shuffled", "how batches are drawn", ("shuffled", "poisson"), "privacy")
-    placement: str = setting("sharded", "who adds which noise", ("sharded", "per_worker"), "privacy")
+    placement: str = shared_settings.placement_setting()
 
     output: str | None = setting(None, "the run folder; runs/TASK-MODEL-PRIVATE-TIME if not given", group="machine")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: at the end of every epoch only", group="machine")
     bucket_size: int = setting(32, "utterances of similar length that are computed at once", group="machine")
-    device: str = setting("auto", "where to compute", ("auto", "cpu", "cuda"), "machine")
-    threads: int | None = setting(
-        None, "of each worker; the cores shared among the workers if not given", group="machine"
-    )
-    tensorboard: bool = setting(True, "write TensorBoard scalars", group="machine")
+    device: str = shared_settings.device_setting()
+    threads: int | None = shared_settings.threads_setting()
+    tensorboard: bool = shared_settings.tensorboard_setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()

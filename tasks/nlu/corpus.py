@@ -1,4 +1,4 @@
-"""Utterances, and a corpus of them as flat arrays: a million utterances take little more than their numbers."""
+"""Utterances, and a corpus of them as flat arrays, which hold a million in little memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Utterance:
     intent: str
 
     def slots(self) -> list[Slot]:
-        """Type, first word and word after the last of each slot."""
+        """The type, the first word and the word after the last of each slot, in order."""
         return spans(self.tags)
 
 
@@ -43,18 +43,19 @@ def spans(tags: Sequence[str]) -> list[Slot]:
     """
     slots: list[Slot] = []
     for position, tag in enumerate(tags):
-        kind = tag[2:]
         if tag == OUTSIDE:
             continue
-        if tag[0] == "I" and slots and slots[-1][0] == kind and slots[-1][2] == position:
-            slots[-1] = (kind, slots[-1][1], position + 1)
+        kind = tag[2:]
+        last = slots[-1] if slots else None
+        if tag[0] == "I" and last is not None and (last[0], last[2]) == (kind, position):
+            slots[-1] = (kind, last[1], position + 1)
         else:
             slots.append((kind, position, position + 1))
     return slots
 
 
 class _Names:
-    """Numbers for strings, in the order of their first appearance."""
+    """Gives each distinct string a number, in the order of their first appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -86,31 +87,36 @@ class Corpus:
 
     def __init__(self, utterances: Iterable[Utterance]) -> None:
         words, tags, intents = _Names(), _Names(), _Names()
-        word_ids, tag_ids, intent_ids, starts = array("i"), array("i"), array("i"), array("q", [0])
+        word_ids, tag_ids, intent_ids = array("i"), array("i"), array("i")
+        starts = array("q", [0])
         for utterance in utterances:
             word_ids.extend(words[word] for word in utterance.words)
             tag_ids.extend(tags[tag] for tag in utterance.tags)
             intent_ids.append(intents[utterance.intent])
             starts.append(len(word_ids))
-        self.words, self.tags, self.intents = list(words.numbers), list(tags.numbers), list(intents.numbers)
-        self.word_ids, self.tag_ids = np.frombuffer(word_ids, np.int32), np.frombuffer(tag_ids, np.int32)
-        self.intent_ids, self.starts = np.frombuffer(intent_ids, np.int32), np.frombuffer(starts, np.int64)
+        self.words, self.tags = list(words.numbers), list(tags.numbers)
+        self.intents = list(intents.numbers)
+        # Views of the arrays that were filled: nothing is copied.
+        self.word_ids = np.frombuffer(word_ids, np.int32)
+        self.tag_ids = np.frombuffer(tag_ids, np.int32)
+        self.intent_ids = np.frombuffer(intent_ids, np.int32)
+        self.starts = np.frombuffer(starts, np.int64)
         self.repaired, self.skipped, self.left_out = 0, 0, 0
 
     def __len__(self) -> int:
         return len(self.intent_ids)
 
     def __getitem__(self, row: int) -> Utterance:
-        row = range(len(self))[row]
+        row = range(len(self))[row]  # as a list: negative ones count from the end, others raise
         part = slice(self.starts[row], self.starts[row + 1])
         return Utterance(
-            tuple(self.words[i] for i in self.word_ids[part]),
-            tuple(self.tags[i] for i in self.tag_ids[part]),
+            tuple(self.words[number] for number in self.word_ids[part]),
+            tuple(self.tags[number] for number in self.tag_ids[part]),
             self.intents[self.intent_ids[row]],
         )
 
     def shorter(self, longest: int) -> Corpus:
-        """Without the utterances that have more words than that."""
+        """A corpus without the utterances that have more words; they count as left out."""
         found = Corpus(utterance for utterance in self if len(utterance.words) <= longest)
         found.repaired, found.skipped = self.repaired, self.skipped
         found.left_out = self.left_out + len(self) - len(found)
@@ -123,13 +129,21 @@ class Corpus:
 def word_places(corpus: Corpus, rows: Rows) -> Rows:
     """Where the words of some utterances stand in the corpus's arrays, one utterance after the other.
 
+    Args:
+        corpus: the utterances.
+        rows: numbers of utterances, in any order.
+
+    Returns:
+        Indices into ``word_ids`` and ``tag_ids``, (words of all these utterances,).
+
     Example:
         >>> from tasks.nlu.corpus import Utterance
         >>> said = [Utterance(("call", "anna"), ("O", "B-name"), "call"), Utterance(("stop",), ("O",), "stop")]
         >>> word_places(Corpus(said), np.array([1, 0])).tolist()
         [2, 0, 1]
     """
-    starts, lengths = corpus.starts[rows], corpus.starts[rows + 1] - corpus.starts[rows]
+    starts = corpus.starts[rows]
+    lengths = corpus.starts[rows + 1] - starts
     ends = np.cumsum(lengths)
     total = ends[-1] if len(ends) else 0
     shift = starts - (ends - lengths)  # from a place in the answer to one in the corpus

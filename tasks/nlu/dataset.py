@@ -33,13 +33,17 @@ class Data:
         return replace(self.rows, train=self.rows.train[: len(self.rows.train) - len(self.canaries)])
 
     def blanks(self) -> frozenset[int]:
-        """Which training utterances, by their place among them, are drawn like all others but not looked at."""
-        first = len(self.rows.train) - len(self.canaries)
-        return frozenset(first + number for number, one in enumerate(self.canaries) if not one.inside)
+        """The canaries that are not trained on, by their places among the training utterances.
+
+        They are drawn like all others, and then left out.
+        """
+        first = len(self.rows.train) - len(self.canaries)  # canaries stand last
+        places = enumerate(self.canaries, start=first)
+        return frozenset(place for place, one in places if not one.inside)
 
 
 def load(config: Config, folder: Path | None, seed: int) -> Data:
-    """What the settings name.
+    """The corpus that the settings name, its split and its canaries.
 
     Args:
         config: the settings.

@@ -21,12 +21,20 @@ def evaluate(
     mine = range(collective.rank, len(examples), collective.size)
     counts = Counts()
     for part in examples.sorted_parts(list(mine)):
-        counts += _count(model, examples, part, labels, device)
+        counts += _count_part(model, examples, part, labels, device)
     model.train(was_training)
-    return sum(collective.gather(counts), start=Counts()).scores()
+    of_all_workers = collective.gather(counts)
+    return sum(of_all_workers, start=Counts()).scores()
 
 
-def _count(model: IntentSlotModel, examples: Examples, part: Rows, labels: Labels, device: torch.device) -> Counts:
+def _count_part(
+    model: IntentSlotModel,
+    examples: Examples,
+    part: Rows,
+    labels: Labels,
+    device: torch.device,
+) -> Counts:
+    """What the metrics count in some examples."""
     answers = model.predict(to_device(examples.batch(part), device))
     references = [examples.corpus[row] for row in examples.rows[part].tolist()]
     named = []

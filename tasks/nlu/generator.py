@@ -76,6 +76,7 @@ def words() -> list[str]:
 
 
 def _endless(draw: Callable[[], float], domains: Sequence[str]) -> Iterator[Utterance]:
+    """Utterances without an end. A choice is a draw from 0 to 1 times the number of choices."""
     intents = _intents(domains)
     while True:
         intent, templates = intents[int(draw() * len(intents))]
@@ -90,6 +91,7 @@ def _endless(draw: Callable[[], float], domains: Sequence[str]) -> Iterator[Utte
 
 
 def _say(part: _Part, draw: Callable[[], float], said: list[str]) -> None:
+    """Adds the words of a part to what is said; a phrase is chosen and said part by part."""
     if part.word:
         said.append(part.word)
         return
@@ -102,6 +104,7 @@ def _say(part: _Part, draw: Callable[[], float], said: list[str]) -> None:
 
 
 def _intents(domains: Sequence[str]) -> list[tuple[str, list[_Pattern]]]:
+    """The intents of the domains, each with its templates."""
     found = []
     for domain in domains:
         for intent, templates in TEMPLATES[domain].items():

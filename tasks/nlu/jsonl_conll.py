@@ -65,9 +65,9 @@ def _strings(value: dict[str, Any], key: str) -> list[str]:
 
 
 def _from_text(text: str, slots: list[Any]) -> tuple[list[str], list[str]]:
-    """Words, and the tags of those that a slot covers from their first to their last character."""
-    words = [match.span() for match in re.finditer(r"\S+", text)]
-    tags = [OUTSIDE] * len(words)
+    """The words of a text, and a tag for each."""
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    tags = [OUTSIDE] * len(spans)
     for number, slot in enumerate(slots, start=1):
         kind = json_member(slot, "type", str)
         start, end = json_member(slot, "start", int), json_member(slot, "end", int)
@@ -75,15 +75,29 @@ def _from_text(text: str, slots: list[Any]) -> tuple[list[str], list[str]]:
             raise Fault(f"the type of slot {number} is empty or holds a blank")
         if not 0 <= start < end <= len(text):
             raise Fault(f"slot {number} is outside the text, or ends before it starts")
-        inside = [i for i, (first, last) in enumerate(words) if first < end and last > start]
-        if not inside:
-            raise Fault(f"slot {number} covers no word")
-        if words[inside[0]][0] < start or words[inside[-1]][1] > end:
-            raise Fault(f"slot {number} cuts a word; words are what blanks separate")
-        if any(tags[i] != OUTSIDE for i in inside):
+        covered = _covered_words(spans, start, end, number)
+        if any(tags[word] != OUTSIDE for word in covered):
             raise Fault(f"slot {number} overlaps another")
-        tags[inside[0] : inside[-1] + 1] = [f"B-{kind}"] + [f"I-{kind}"] * (len(inside) - 1)
-    return [text[first:last] for first, last in words], tags
+        tags[covered.start : covered.stop] = [f"B-{kind}"] + [f"I-{kind}"] * (len(covered) - 1)
+    return [text[first:last] for first, last in spans], tags
+
+
+def _covered_words(spans: list[tuple[int, int]], start: int, end: int, number: int) -> range:
+    """The words that a slot covers from the first character of one to the last of another.
+
+    Args:
+        spans: the first character of each word, and the one after its last.
+        start: the first character of the slot.
+        end: the one after its last.
+        number: of the slot, for errors.
+    """
+    touched = [word for word, (first, last) in enumerate(spans) if first < end and last > start]
+    if not touched:
+        raise Fault(f"slot {number} covers no word")
+    covered = range(touched[0], touched[-1] + 1)
+    if spans[covered[0]][0] < start or spans[covered[-1]][1] > end:
+        raise Fault(f"slot {number} cuts a word; words are what blanks separate")
+    return covered
 
 
 # ---------------------------------------------------------------- conll
@@ -119,6 +133,7 @@ def read_conll(path: Path, tally: Tally) -> Iterator[Record]:
 
 
 def _add_line(block: _Block, line: str, file: Path, number: int) -> None:
+    """Adds a line to its utterance, or the first error in it."""
     try:
         check_text(line)
         _add_text(block, line)
@@ -127,11 +142,12 @@ def _add_line(block: _Block, line: str, file: Path, number: int) -> None:
 
 
 def _add_text(block: _Block, line: str) -> None:
-    match, columns = _INTENT.fullmatch(line.strip()), line.split()
-    if match:
+    """Adds what a line says: the intent, a token with its tag, or nothing if it is a comment."""
+    intent, columns = _INTENT.fullmatch(line.strip()), line.split()
+    if intent:
         if block.words or block.intent is not None:
             raise Fault("another intent in the middle of an utterance: is a blank line missing?")
-        block.intent = match[1]
+        block.intent = intent[1]
     elif len(columns) == 2 and is_tag(columns[1]):
         block.words.append(columns[0])
         block.tags.append(columns[1])
@@ -144,10 +160,11 @@ def _add_text(block: _Block, line: str) -> None:
 
 
 def _finished(block: _Block, file: Path, tally: Tally) -> Iterator[Record]:
+    """The utterance of a block or its error; nothing if it held only comments."""
     if block.error:
         yield block.error
     elif not block.words and block.intent is None:
-        return  # nothing but comments
+        return
     else:
         try:
             yield checked_utterance(block.words, block.tags, block.intent or "", tally)

@@ -67,15 +67,17 @@ def semantic_errors(reference: Meaning, prediction: Meaning) -> SemanticErrors:
         >>> semantic_errors(("call", [("name", 1, 3)]), ("call", [("name", 1, 2), ("date", 4, 5)]))
         SemanticErrors(deletions=0, insertions=1, substitutions=1, references=2)
     """
-    (intent, expected), (answer, predicted) = reference, prediction
+    intent, expected = reference
+    predicted_intent, predicted = prediction
     right = set(expected) & set(predicted)
     missed = sorted((slot for slot in expected if slot not in right), key=_place)
     wrong = sorted((slot for slot in predicted if slot not in right), key=_place)
-    pairs = _pairs(missed, wrong)
+    pairs = _count_pairs(missed, wrong)
+    is_intent_wrong = intent != predicted_intent
     return SemanticErrors(
         deletions=len(missed) - pairs,
         insertions=len(wrong) - pairs,
-        substitutions=pairs + (intent != answer),
+        substitutions=pairs + is_intent_wrong,
         references=len(expected) + 1,
     )
 
@@ -84,18 +86,23 @@ def _place(slot: Slot) -> tuple[int, int]:
     return slot[1:]
 
 
-def _pairs(missed: Sequence[Slot], wrong: Sequence[Slot]) -> int:
+def _count_pairs(missed: Sequence[Slot], wrong: Sequence[Slot]) -> int:
     """The most pairs of slots that share a word. Both lists are sorted, and slots of one list share none.
 
     To pair the first two that share a word is never worse: no other pair could have used both of them.
     """
     first, second, pairs = 0, 0, 0
     while first < len(missed) and second < len(wrong):
-        (_, start, end), (_, other_start, other_end) = missed[first], wrong[second]
-        is_pair = start < other_end and other_start < end
-        pairs += is_pair
-        first += is_pair or end <= other_start
-        second += is_pair or other_end <= start
+        _, start, end = missed[first]
+        _, other_start, other_end = wrong[second]
+        if end <= other_start:  # nothing that comes later shares a word with the missed slot
+            first += 1
+        elif other_end <= start:
+            second += 1
+        else:
+            pairs += 1
+            first += 1
+            second += 1
     return pairs
 
 
@@ -118,17 +125,19 @@ class Counts:
     predicted_slots: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+        sums = {name: mine + getattr(other, name) for name, mine in vars(self).items()}
+        return Counts(**sums)
 
     def scores(self) -> dict[str, float]:
         """The metrics, as ``scores`` gives them."""
         if not self.utterances:
             raise ValueError("references holds no utterance: there is nothing to score")
-        either = self.slots + self.predicted_slots
+        both = self.slots + self.predicted_slots
+        slot_f1 = 200 * self.right_slots / both if both else 100.0
         return {
             "ser": self.errors.rate,
             "intent_accuracy": 100 * self.right_intents / self.utterances,
-            "slot_f1": 200 * self.right_slots / either if either else 100.0,
+            "slot_f1": slot_f1,
             "utterances": self.utterances,
         }
 
@@ -150,7 +159,9 @@ def count(references: Sequence[Utterance], predictions: Sequence[Answer]) -> Cou
 
 
 def _counted(utterance: Utterance, intent: str, tags: Sequence[str]) -> Counts:
-    slots, predicted = set(get_entities(list(utterance.tags))), set(get_entities(list(tags)))
+    """The counts of one utterance and its answer."""
+    slots = set(get_entities(list(utterance.tags)))
+    predicted = set(get_entities(list(tags)))
     return Counts(
         errors=semantic_errors((utterance.intent, utterance.slots()), (intent, spans(tags))),
         utterances=1,

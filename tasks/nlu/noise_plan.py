@@ -16,7 +16,7 @@ from tasks.nlu.configuration import Config
 
 
 def layer_scaling(config: Config) -> edpsgd.FirstStepNorms | None:
-    """What --layer-scaling says."""
+    """What --layer-scaling says; None for none, and without a multiplier for raw."""
     kind, _, number = config.layer_scaling.partition(":")
     if config.layer_scaling == "none":
         return None
@@ -26,7 +26,7 @@ def layer_scaling(config: Config) -> edpsgd.FirstStepNorms | None:
         if kind == "private" and float(number) > 0:
             return edpsgd.FirstStepNorms(noise_multiplier=float(number))
     except ValueError:
-        pass
+        pass  # Z is no number
     raise ValueError(f"layer_scaling must be none, private:Z with Z > 0, or raw, got {config.layer_scaling!r}")
 
 
@@ -57,12 +57,11 @@ class Plan:
         ]
         if self.report is None:
             return [*lines, "  ε                 known when the layer scales are measured: noise=paper depends on them"]
-        name = "ε"
-        for bound in self.report.bounds:
+        for number, bound in enumerate(self.report.bounds):
+            name = "ε" if number == 0 else " "
             epsilon = format_epsilon(bound.epsilon)
             means = f"({bound.method}; {bound.neighbours})"
             lines.append(f"  {name}                 {epsilon} at δ = {delta:g} {means}")
-            name = " "  # beside the first one only
         lines += [f"  * on condition: {text}" for text in self.report.bounds[0].conditions]
         return lines
 
@@ -70,14 +69,15 @@ class Plan:
 def make_plan(config: Config, batches: Batches, workers: int) -> Plan:
     """Calibrates the noise if an ε is asked for, and says what the whole training will cost."""
     decay, scaling = parse_decay(config.decay), layer_scaling(config)
+    # The noise multipliers of measurements of layer norms: one, or none without scaling.
     measured = [] if scaling is None else [scaling.noise_multiplier or 0.0]
-    z0 = config.noise_multiplier
+    multiplier = config.noise_multiplier
     if config.epsilon is not None:
-        z0 = _calibrated(config.epsilon, config, batches, decay, measured)
-    if z0 is None:
+        multiplier = _calibrated(config.epsilon, config, batches, decay, measured)
+    if multiplier is None:
         raise ValueError("epsilon or noise_multiplier must be given")
-    forecast = _forecast(config, batches, workers, z0, decay, measured)
-    return Plan(z0, decay, config.epochs, batches.steps_per_epoch, forecast)
+    forecast = _forecast(config, batches, workers, multiplier, decay, measured)
+    return Plan(multiplier, decay, config.epochs, batches.steps_per_epoch, forecast)
 
 
 def _calibrated(epsilon: float, config: Config, batches: Batches, decay: Decay | None, measured: list[float]) -> float:
@@ -95,18 +95,23 @@ def _calibrated(epsilon: float, config: Config, batches: Batches, decay: Decay |
 
 
 def _forecast(
-    config: Config, batches: Batches, workers: int, z0: float, decay: Decay | None, measured: list[float]
+    config: Config,
+    batches: Batches,
+    workers: int,
+    multiplier: float,
+    decay: Decay | None,
+    measured: list[float],
 ) -> Report | None:
-    """ε of the ledger that the training will leave; None if it hangs on scales yet to be measured."""
-    share = 1.0
+    """ε of the ledger that the training will leave; None if scales yet to be measured decide it."""
     if config.noise == "paper":
         if config.layer_scaling != "none" and config.clipping == "flat":
             return None
-        share = sensitivity.paper_multiplier(1.0, workers, config.micro_batches)
+        # The published algorithm adds less noise than its multiplier says.
+        multiplier *= sensitivity.paper_multiplier(1.0, workers, config.micro_batches)
     steps = batches.steps_per_epoch
     events = [Event("layer_norms", None, z, steps=1) for z in measured]
     for epoch, factor in enumerate(accounting.decay_factors(config.epochs, decay)):
-        z = z0 * share * factor
+        z = multiplier * factor
         events.append(Event("gradients", epoch, z, steps, batches.kind, batches.sampling_rate))
     run = RunRecord(
         unit="example" if config.private == "example" else "micro_batch",

@@ -40,23 +40,27 @@ def predict(
         device: where the model is; the CPU if not given.
         chunk: texts that are read before the first of them is answered; CHUNK if not given.
     """
-    lines, before, device = iter(texts), 0, device or torch.device("cpu")
+    lines = iter(texts)
+    device = device or torch.device("cpu")
+    answered = 0
     while read := [text.rstrip("\r\n") for text in islice(lines, chunk or CHUNK)]:
-        words = [tuple(text.split()) for text in read]
-        spoken = [said for said in words if said]
+        words_of_texts = [tuple(text.split()) for text in read]
+        spoken = [words for words in words_of_texts if words]
         try:
-            found = _answers(parts, spoken, batch_size, with_scores, device)
+            answers = _answers(parts, spoken, batch_size, with_scores, device)
         except ValueError as error:  # an utterance is too long for the encoder
-            raise ValueError(f"texts {before + 1} to {before + len(read)}: {error}") from None
-        before += len(read)
-        for text, said in zip(read, words, strict=True):
-            yield _readable(parts, text, next(found) if said else None)
+            first, last = answered + 1, answered + len(read)
+            raise ValueError(f"texts {first} to {last}: {error}") from None
+        answered += len(read)
+        for text, words in zip(read, words_of_texts, strict=True):
+            answer = next(answers) if words else None
+            yield _readable(parts, text, answer)
 
 
 def _answers(
     parts: Parts, said: list[tuple[str, ...]], batch_size: int, with_scores: bool, device: torch.device
 ) -> Iterator[Prediction]:
-    """Predictions in order; computed in batches of similar length."""
+    """A prediction for each utterance, in order; computed in batches of similar length."""
     corpus = Corpus(Utterance(words, (OUTSIDE,) * len(words), "") for words in said)
     rows = np.arange(len(corpus))
     examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, batch_size)

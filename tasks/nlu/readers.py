@@ -73,6 +73,8 @@ def _some(utterances: Iterator[Utterance], path: Path, tally: Tally) -> Iterator
 
 
 def _read_aligned(name: str) -> Callable[[Path, Tally], Iterator[Record]]:
+    """The reader of a corpus whose folder has that name."""
+
     def records(path: Path, tally: Tally) -> Iterator[Record]:
         folder = path / name if (path / name).is_dir() else path
         parts = [folder / part for part in PARTS if (folder / part).is_dir()]
@@ -86,7 +88,8 @@ def _read_aligned(name: str) -> Callable[[Path, Tally], Iterator[Record]]:
 
 def _read_part(files: Sequence[Path], tally: Tally) -> Iterator[Record]:
     """Line n of each file belongs to utterance n."""
-    for number, row in enumerate(zip_longest(*(numbered_lines(file) for file in files)), start=1):
+    line_pairs = [numbered_lines(file) for file in files]
+    for number, row in enumerate(zip_longest(*line_pairs), start=1):
         for file, line in zip(files, row, strict=True):
             if line is None:
                 raise ReadError(file, number, "the file has ended, but those beside it go on")
@@ -94,6 +97,7 @@ def _read_part(files: Sequence[Path], tally: Tally) -> Iterator[Record]:
 
 
 def _aligned(texts: Sequence[str], files: Sequence[Path], number: int, tally: Tally) -> Record:
+    """The utterance of words, tags and an intent, or what is wrong with its line."""
     for file, text in zip(files, texts, strict=True):
         if not text.strip():
             return ReadError(file, number, "the line is empty")
@@ -153,12 +157,15 @@ def _fields(names: list[str], line: str) -> dict[str, str]:
         raise Fault("a quotation mark is not closed in its line")
     if len(row) != len(names):
         raise Fault(f"the row has {len(row)} fields, and the header {len(names)}")
-    return dict(zip(names, (field.strip() for field in row), strict=True))
+    values = [field.strip() for field in row]
+    return dict(zip(names, values, strict=True))
 
 
 def _is_left_out(fields: dict[str, str]) -> bool:
-    """Rows with a status IRR, IRR_XL or IRR_XR, "irrelevant", which the publishers leave out too; and empty ones."""
-    return fields.get("status", "").startswith("IRR") or fields["answer_annotation"] in ("", "null")
+    """Whether a row is empty, or irrelevant to its publishers, who leave it out too."""
+    is_irrelevant = fields.get("status", "").startswith("IRR")  # IRR, IRR_XL and IRR_XR
+    is_empty = fields["answer_annotation"] in ("", "null")
+    return is_irrelevant or is_empty
 
 
 _PIECES = re.compile(r"\[([^\[\]]*)\]|([\[\]])|[^\s\[\]]+")
@@ -178,11 +185,12 @@ def _annotated(text: str) -> tuple[list[str], list[str]]:
             continue
         kind, values = _slot(slot)
         words += values
-        tags += [f"{'I' if index else 'B'}-{kind}" for index in range(len(values))]
+        tags += [f"B-{kind}"] + [f"I-{kind}"] * (len(values) - 1)
     return words, tags
 
 
 def _slot(text: str) -> tuple[str, list[str]]:
+    """The type and the words of what stands between brackets; there is one word at least."""
     kind, colon, value = text.partition(":")
     values = value.lstrip(":").split()
     if not colon or len(kind.split()) != 1 or not values:

@@ -37,8 +37,8 @@ class Parts:
         """Everything but the weights, which change."""
         files.make_private(folder)
         files.write_text(folder / "labels.json", json.dumps(asdict(self.labels), indent=1))
-        kind = next(kind for kind, (model, _) in KINDS.items() if isinstance(self.model, model))
-        about = {"kind": kind, "settings": self.model.settings()}
+        kinds = [kind for kind, (model_class, _) in KINDS.items() if isinstance(self.model, model_class)]
+        about = {"kind": kinds[0], "settings": self.model.settings()}
         files.write_text(folder / "model.json", json.dumps(about, indent=1))
         self.inputs.save(folder / "vocabulary")
 
@@ -63,7 +63,7 @@ def load(folder: str | Path) -> Parts:
 
 
 def load_to_train(folder: str | Path, config: Config) -> Parts:
-    """The same to go on with: what was frozen is so again."""
+    """The model of a run folder, to train it further: what was frozen is so again."""
     parts = load(folder)
     if isinstance(parts.model, BERT):
         parts.model.freeze(config.freeze)
@@ -71,7 +71,7 @@ def load_to_train(folder: str | Path, config: Config) -> Parts:
 
 
 def has_ended(folder: str | Path) -> bool:
-    """Whether the training has; until then the weights of its folder are those that it began with."""
+    """Whether the training has ended; until then its folder holds the initial weights."""
     if not Path(folder, "config.yaml").exists():
         return True  # no job is at work there
     metrics = Path(folder, progress.METRICS)
@@ -86,7 +86,11 @@ def check_ended(folder: str | Path) -> None:
 
 
 def check_data(folder: str | Path, rows: Split) -> dict[str, Any]:
-    """Refuses data whose parts have other sizes than those of the run; what the run says about its data."""
+    """Refuses data whose parts have other sizes than those of the run.
+
+    Returns:
+        What the run says about its data: the content of data.json.
+    """
     try:
         facts = files.read_json(Path(folder, "data.json"))
         before = {name: facts[name] for name in vars(rows)}

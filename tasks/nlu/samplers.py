@@ -16,7 +16,7 @@ def make_batches(config: Config, data: int | Sized, collective: Collective) -> B
     Given the data and not only their number, it compares their order between the workers.
     """
     examples = data if isinstance(data, int) else len(data)
-    size, number = config.batch_size, config.micro_batches
+    size, number = config.batch_size, config.micro_batches  # of one worker in a step
     together = config.private == "edp" and config.in_one_pass
     if config.sampling == "poisson" and config.private != "off":
         rate = collective.size * size * number / examples
@@ -35,7 +35,7 @@ def make_batches(config: Config, data: int | Sized, collective: Collective) -> B
             collective=collective,
             seed=config.seed,
         )
-    if config.private == "example":
+    if config.private == "example":  # every example is a micro-batch of its own
         size, number = 1, size
     return edpsgd.ShuffledBatches(
         data, size, micro_batches=number, together=together, collective=collective, seed=config.seed

@@ -64,26 +64,35 @@ def split(corpus: Corpus, kind: str = "hash", seed: int = 0, shares: Sequence[fl
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if kind == "hash":
-        part = np.searchsorted(bounds, text_hashes(corpus, seed) / 2.0**64, side="right")
+        place = text_hashes(corpus, seed) / 2.0**64  # from 0 to 1
+        part = np.searchsorted(bounds, place, side="right")
     else:
-        place = np.random.default_rng(seed).permutation(len(corpus))
-        part = np.searchsorted(np.rint(bounds * len(corpus)), place, side="right")
-    return Split(*(np.flatnonzero(part == number).astype(np.int64) for number in range(3)))
+        order = np.random.default_rng(seed).permutation(len(corpus))
+        part = np.searchsorted(np.rint(bounds * len(corpus)), order, side="right")
+    train, validation, test = (np.flatnonzero(part == number) for number in range(3))
+    return Split(train.astype(np.int64), validation.astype(np.int64), test.astype(np.int64))
 
 
 def _bounds(shares: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Where validation and test begin, from 0 to 1."""
-    if len(shares) != 3 or not all(share >= 0 for share in shares) or not math.isclose(sum(shares), 1, abs_tol=1e-9):
+    """Where validation and test begin, two numbers from 0 to 1."""
+    are_shares = len(shares) == 3 and all(share >= 0 for share in shares)
+    if not (are_shares and math.isclose(sum(shares), 1, abs_tol=1e-9)):
         raise ValueError(f"shares must be three numbers >= 0 that sum to 1, got {shares!r}")
     return np.array([shares[0], shares[0] + shares[1]])
 
 
 def text_hashes(corpus: Corpus, seed: int) -> Hashes:
-    """A number for the words of each utterance, the same in every corpus and on every machine."""
+    """A number for the words of each utterance, (utterances,).
+
+    It is the same in every corpus and on every machine, and depends on nothing but the words in
+    lower case and the seed.
+    """
     words = [word.lower().encode() for word in corpus.words]
-    key, digests = str(seed).encode(), bytearray()
+    key = str(seed).encode()
+    digests = bytearray()
     for start, end in pairwise(corpus.starts.tolist()):
-        text = b" ".join([words[i] for i in corpus.word_ids[start:end].tolist()])
+        word_ids = corpus.word_ids[start:end].tolist()
+        text = b" ".join([words[number] for number in word_ids])
         digests += blake2b(text, digest_size=8, key=key).digest()
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
@@ -109,17 +118,19 @@ def near_duplicates(corpus: Corpus, split: Split) -> Overlap:
 
 
 def forms(corpus: Corpus) -> Hashes:
-    """A number for each utterance; near duplicates have the same."""
+    """A number for each utterance, (utterances,); near duplicates have the same."""
     return _code_hashes(*_masked(corpus))
 
 
 def _common(hashes: Hashes, split: Split) -> int:
+    """How many test utterances have a hash that a training utterance has."""
     return int(np.isin(hashes[split.test], hashes[split.train]).sum())
 
 
 def _numbered(names: Sequence[str]) -> npt.NDArray[np.int32]:
-    """The same number for equal names."""
-    return np.unique(np.array(names, dtype=object), return_inverse=True)[1].astype(np.int32)
+    """A number for each name, (names,), the same for equal ones."""
+    _, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
+    return numbers.astype(np.int32)
 
 
 def _masked(corpus: Corpus) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
@@ -128,17 +139,17 @@ def _masked(corpus: Corpus) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64
     word = _numbered([word.lower().translate(zeros) for word in corpus.words])[corpus.word_ids]
     kind = _numbered([tag[2:] for tag in corpus.tags])[corpus.tag_ids]
     is_slot = np.array([tag != OUTSIDE for tag in corpus.tags], bool)[corpus.tag_ids]
-    goes_on = np.array([tag[0] == "I" for tag in corpus.tags], bool)[corpus.tag_ids]
-    goes_on[1:] &= kind[1:] == kind[:-1]
-    goes_on[corpus.starts[:-1]] = False  # an utterance continues no slot of the one before
-    is_kept = ~goes_on  # a slot is one code, however many words it has
+    is_continued = np.array([tag[0] == "I" for tag in corpus.tags], bool)[corpus.tag_ids]
+    is_continued[1:] &= kind[1:] == kind[:-1]
+    is_continued[corpus.starts[:-1]] = False  # an utterance continues no slot of the one before
+    is_kept = ~is_continued  # a slot is one code, however many words it has
     codes = np.where(is_slot, -1 - kind, word)[is_kept]  # below zero, so that no word has the same
     starts = np.concatenate([[0], np.cumsum(is_kept)])[corpus.starts]
     return codes, starts
 
 
 def _code_hashes(codes: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]) -> Hashes:
-    """Eight bytes for the numbers of each utterance."""
+    """A number of eight bytes for the codes of each utterance, (utterances,)."""
     digests = bytearray()
     for start, end in pairwise(starts.tolist()):
         digests += blake2b(codes[start:end].tobytes(), digest_size=8).digest()

@@ -24,7 +24,8 @@ class Tally:
     left_out: int = 0
 
 
-Record = Utterance | ReadError  # a bad line is handed on: whoever reads says whether it ends the reading
+# A bad line is handed on: the caller decides whether it ends the reading.
+Record = Utterance | ReadError
 
 
 def checked_utterance(words: Sequence[str], tags: Sequence[str], intent: str, tally: Tally) -> Utterance:
@@ -47,6 +48,7 @@ def is_tag(tag: str) -> bool:
 
 
 def _repaired(tags: Sequence[str], tally: Tally) -> tuple[str, ...]:
+    """The tags with a B- wherever a slot begins; each that was an I- is counted."""
     result, kind = [], ""
     for tag in tags:
         if tag[0] == "I" and tag[2:] != kind:

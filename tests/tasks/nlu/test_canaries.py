@@ -16,7 +16,7 @@ from tasks.nlu import canaries
 from tasks.nlu.dataset import load
 from tasks.nlu.generator import words
 from tasks.nlu.labels import Labels
-from tasks.nlu.training_loop import Training
+from tasks.nlu.training_step import StepLosses
 from tests.helpers.jobs import run, tiny
 
 LABELS = Labels.of_slots(["call", "stop", "play"], ["name", "place"])
@@ -49,14 +49,14 @@ def test_another_seed_other_canaries_and_coins() -> None:
 def test_no_loss_is_computed_of_blanks(tmp_path, monkeypatch, private, sampling) -> None:
     """Every other utterance is looked at, and the ledger has the same steps."""
     seen = []
-    for name in ("_mean_loss", "_clip_examples"):
-        real = getattr(Training, name)
+    for name in ("mean_loss", "losses_by_bucket"):
+        real = getattr(StepLosses, name)
 
         def spy(self, train, rows, *more, real=real):
             seen.extend(rows)
             return real(self, train, rows, *more)
 
-        monkeypatch.setattr(Training, name, spy)
+        monkeypatch.setattr(StepLosses, name, spy)
     config = tiny(tmp_path / "run", canaries=20, epochs=1, private=private, sampling=sampling, batch_size=4, seed=1)
     run(config)
     data = load(config, tmp_path / "run", seed=0)

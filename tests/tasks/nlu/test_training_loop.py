@@ -1,4 +1,4 @@
-"""The training loop: going on after interruptions, early stopping, the budget, passes, rates, and losses.
+"""The training loop: going on after interruptions, early stopping, the budget, and losses that go wrong.
 
 Interrupted by an exception, in one process. Real kills are in tests/tasks/test_resume.py.
 """
@@ -17,13 +17,12 @@ import edpsgd
 from edpsgd.accounting import gaussian_epsilon
 from models.heads import IntentSlotModel
 from tasks.common import checkpoints
-from tasks.nlu import configuration, new_model, training_loop
+from tasks.nlu import training_loop
 from tasks.nlu.configuration import Config, parse
 from tasks.nlu.generator import utterances
 from tasks.nlu.new_model import not_covered
 from tasks.nlu.training_job import Outcome
-from tasks.nlu.training_loop import Training
-from tests.helpers.common import needs_bf16, quiet
+from tests.helpers.common import quiet
 from tests.helpers.jobs import assert_same_weights, metrics, run, tiny, tiny_encoder, weights
 from tests.helpers.training_commands import failure, flags
 
@@ -331,61 +330,6 @@ def test_a_budget_that_is_gone_before_the_first_step(tmp_path, monkeypatch) -> N
     assert go_on(tmp_path / "run").metrics
 
 
-# -------------------------------------------------------------------- passes, precision, rates
-
-
-@pytest.mark.parametrize(("sampling", "batch_size", "micro_batches"), [("shuffled", 3, 4), ("poisson", 1, 2)])
-def test_small_micro_batches_are_clipped_in_one_pass(
-    tmp_path, monkeypatch, sampling, batch_size, micro_batches
-) -> None:
-    """With the result of the loop, which larger ones take; a Poisson draw leaves whole steps empty."""
-    common = {"batch_size": batch_size, "micro_batches": micro_batches, "sampling": sampling, "dropout": 0.0}
-    once = run(tiny(tmp_path / "once", seed=5, **common))
-    monkeypatch.setattr(configuration, "FEW", 1)
-    loop = run(tiny(tmp_path / "loop", seed=5, **common))
-    for name, tensor in weights(once.folder).items():
-        torch.testing.assert_close(tensor, weights(loop.folder)[name], rtol=1e-3, atol=1e-5)
-    texts = ["in one backward pass" in " ".join(o.epsilon.conditions) for o in (once, loop)]
-    assert texts == [True, False]
-    assert float(once.epsilon) == float(loop.epsilon)
-
-
-@needs_bf16
-@pytest.mark.parametrize("model", ["clc", "bert"])
-@pytest.mark.parametrize("private", ["off", "edp", "example"])
-def test_half_precision(tmp_path, model, private) -> None:
-    """A little noise of rounding, and nothing more: nothing is discarded, and the loss is nearly the same."""
-    settings = {"model": model, "private": private, "seed": 2, "epochs": 1, "noise_multiplier": 1e-3}
-    for precision in ("fp32", "bf16"):
-        run(tiny(tmp_path / precision, precision=precision, **settings))
-    exact, rounded = (metrics(tmp_path / precision)[0] for precision in ("fp32", "bf16"))
-    assert rounded["loss"] != exact["loss"]
-    assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
-    assert rounded.get("discarded", 0) == 0
-    assert {tensor.dtype for tensor in weights(tmp_path / "bf16").values()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("settings", "factors"),
-    [
-        ({"warmup": 0.2}, [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]),
-        ({"warmup": 0.0}, [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]),
-        ({"warmup": 0.4, "schedule": "constant"}, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1]),
-    ],
-)
-def test_the_learning_rates(tmp_path, monkeypatch, settings, factors) -> None:
-    """Of the encoder and of the heads, in each of the ten steps."""
-    take, seen = Training._step, []
-
-    def step(self, *arguments) -> None:
-        take(self, *arguments)
-        seen.append([group["lr"] for group in self.optimizer.param_groups])
-
-    monkeypatch.setattr(Training, "_step", step)
-    run(tiny(tmp_path / "run", private="off", learning_rate=0.01, head_learning_rate=0.03, **settings))
-    assert seen == [pytest.approx([0.01 * factor, 0.03 * factor]) for factor in factors]
-
-
 # -------------------------------------------------------------------- what goes wrong
 
 
@@ -393,20 +337,6 @@ def test_a_batch_larger_than_the_training_set(tmp_path) -> None:
     run(tiny(tmp_path / "run", batch_size=500))
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 2]
     assert "smaller batch_size" in failure(flags(tmp_path / "other", batch_size=500, sampling="poisson"))
-
-
-def test_a_checkpoint_that_cannot_be_written(tmp_path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").touch()
-    assert str(tmp_path / "run" / "checkpoints") in failure(flags(tmp_path / "run"))
-
-
-def test_weights_that_are_no_numbers_end_plain_training(tmp_path) -> None:
-    said = failure(flags(tmp_path / "run", private="off", learning_rate=1e30, epochs=3, checkpoint_every=3))
-    assert "after step 3 the model holds NaN or infinities" in said
-    assert "smaller learning_rate" in said
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_a_loss_that_is_no_number_is_left_out_of_private_training(tmp_path, monkeypatch) -> None:
@@ -427,19 +357,6 @@ def test_a_loss_that_is_no_number_is_left_out_of_private_training(tmp_path, monk
     assert second["loss"] > 0
     assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path / "run").values())
     assert edpsgd.Ledger.read(tmp_path / "run" / "ledger.jsonl").events[0].steps == 5  # it is paid for all the same
-
-
-def test_a_model_that_keeps_statistics_is_refused(tmp_path, monkeypatch) -> None:
-    build = new_model.build
-
-    def with_statistics(*arguments):
-        parts = build(*arguments)
-        parts.model.norm = torch.nn.BatchNorm1d(3)
-        return parts
-
-    monkeypatch.setattr(new_model, "build", with_statistics)
-    with quiet(), pytest.raises(ValueError, match="running statistics"):
-        run(tiny(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("private", ["edp", "example"])
