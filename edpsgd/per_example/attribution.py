@@ -83,10 +83,12 @@ class Attribution:
         """The owners of a node's results, which nothing changes any more, in few elements."""
         results = self._results.setdefault(node, [None] * len(shapes(node)))
         for output, (owners, shape) in enumerate(zip(results, shapes(node), strict=True)):
-            if owners is not None:
-                is_empty = 0 in shape
-                nobody = own.everywhere(NOBODY, len(shape))
-                results[output] = nobody if is_empty else self._compress(owners)
+            if owners is None:
+                continue
+            if 0 in shape:
+                results[output] = own.everywhere(NOBODY, len(shape))
+            else:
+                results[output] = self._compress(owners)
         return results
 
     def _compress(self, owners: Owners) -> Owners:

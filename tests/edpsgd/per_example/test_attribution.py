@@ -10,6 +10,8 @@ from torch import nn
 
 import edpsgd
 from edpsgd.per_example import UnitGradients
+from edpsgd.per_example.attribution import attribute_examples
+from edpsgd.per_example.graph import read_graph
 from tests.edpsgd.per_example.zoo import SIZES, Reordering
 from tests.helpers.unit_loop import Fast, check, gradients_of, trained
 
@@ -156,3 +158,17 @@ def test_statistics_of_single_examples_are_none_of_a_batch() -> None:
     model = nn.Sequential(nn.Conv1d(3, 4, 1), nn.InstanceNorm1d(4), nn.Conv1d(4, 2, 1))
     for batch in (5, 4, 1):
         check(UnitGradients(trained(model)), model, model(torch.randn(batch, 3, 4)).square().sum((1, 2)))
+
+
+def test_owners_of_every_result_by_hand() -> None:
+    """Tokens first; all examples share the bias."""
+    layer = nn.Linear(3, 2)
+    found = attribute_examples(read_graph(layer(torch.randn(5, 4, 3)).tanh().sum((0, 2))))
+    nodes = {node.name(): node for node in found.graph.nodes}
+    assert found.owners(found.graph.root[0]).tolist() == [0, 1, 2, 3]
+    assert found.owners(nodes["TanhBackward0"]).tolist() == [[[0], [1], [2], [3]]]
+    rows = found.owners(nodes["AddmmBackward0"])
+    assert rows.flatten().tolist() == [0, 1, 2, 3] * 5
+    assert found.is_separable(nodes["AddmmBackward0"])
+    assert not found.is_separable(found.graph.leaves[id(layer.bias)])
+    assert not found.probed

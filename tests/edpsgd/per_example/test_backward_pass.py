@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from edpsgd.per_example import UnitGradients
-from edpsgd.per_example.graph import saved
+from edpsgd.per_example.attribution import attribute_examples
+from edpsgd.per_example.backward_pass import BackwardPass
+from edpsgd.per_example.graph import read_graph, saved
+from edpsgd.per_example.plan import Planner
 from tests.edpsgd.per_example.zoo import Sequences, lstm_layers, made
 from tests.helpers.unit_loop import check, trained
 
@@ -31,3 +36,21 @@ def test_lstm_layers_are_gone_through_once(name: str, layers: int, monkeypatch: 
     for node in nodes:
         with pytest.raises(RuntimeError, match="already been freed"):
             saved(node, "_saved_input")
+
+
+def test_no_gradient_of_a_parameter_is_made() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    seen: list[torch.Tensor] = []
+    for parameter in model.parameters():
+        parameter.register_hook(seen.append)
+    losses = model(torch.randn(5, 3)).square().sum(1)
+    graph = read_graph(losses)
+    plan = Planner(trained(model), attribute_examples(graph)).make_plan(set())
+    backward = BackwardPass(graph, plan, losses, torch.ones(5), is_last=True)
+    backward.run()
+    shapes = sorted(tuple(results[0].shape) for results in backward.received.values())
+    assert shapes == [(5, 2), (5, 4)]
+    assert not seen
+    assert not backward.gates
+    with pytest.raises(RuntimeError, match="a second time|already been freed"):
+        losses.sum().backward()

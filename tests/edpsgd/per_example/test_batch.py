@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from edpsgd.per_example import UnitGradients
+from edpsgd.per_example.batch import compute_batch
+from edpsgd.per_example.layout import make_units
 from tests.helpers.unit_loop import Fast, check, trained
 
 
@@ -278,3 +280,28 @@ def test_a_reentrant_checkpoint_within_another_one_is_refused() -> None:
     model = Checkpointed("nested", is_reentrant=False)
     with pytest.raises(ValueError, match="use_reentrant=False"):
         UnitGradients(trained(model)).backward(model(torch.randn(5, 4)))
+
+
+def test_what_is_known_of_a_batch() -> None:
+    layer = nn.Linear(3, 2)
+    losses = layer(torch.randn(4, 3)).square().sum(1)
+    units = make_units(losses, None, None)
+    common = (dict(layer.named_parameters()), losses, torch.ones(4), units)
+    batch = compute_batch(*common, set(), set(), False)
+    assert batch.is_new
+    assert batch.is_compared
+    assert "AddmmBackward0" in batch.kinds
+    assert not batch.may_spread
+    assert not batch.has_halves
+    assert not batch.shared
+    assert not batch.without_rule
+    assert list(batch.layers) == [0, 1]
+    distrusted = compute_batch(*common, {"weight"}, batch.kinds, True)
+    assert not distrusted.is_new
+    assert distrusted.is_compared
+    assert distrusted.may_spread
+    assert list(distrusted.fallbacks[0].parameters) == [0]
+    last = compute_batch(*common, set(), batch.kinds, False)
+    assert not last.is_compared  # so that the graph is freed
+    with pytest.raises(RuntimeError, match="a second time|already been freed"):
+        losses.sum().backward()

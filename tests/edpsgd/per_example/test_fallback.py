@@ -9,6 +9,11 @@ import torch
 from torch import nn
 
 from edpsgd.per_example import UnitGradients
+from edpsgd.per_example.attribution import Attribution, attribute_examples
+from edpsgd.per_example.batch import compute_batch
+from edpsgd.per_example.fallback import find_cut
+from edpsgd.per_example.graph import read_graph
+from edpsgd.per_example.layout import make_units
 from tests.edpsgd.per_example.zoo import SAID
 from tests.helpers import small_models
 from tests.helpers.unit_loop import Fast, check, trained
@@ -62,3 +67,49 @@ def test_what_has_no_rule_is_right_all_the_same() -> None:
             x = torch.randn(examples, steps, 4)
             check(engine, model, model(x, torch.rand(examples, steps) > 0.3))
         check(engine, model, model(x, torch.ones(6, 2, dtype=torch.bool)), torch.tensor([0, 2, 0, 2, 2, 0]), 4)
+
+
+def attributed(losses: torch.Tensor) -> Attribution:
+    return attribute_examples(read_graph(losses))
+
+
+def test_a_cut_is_the_nearest_place_that_keeps_examples_apart() -> None:
+    rows = torch.randn(2, 3, requires_grad=True)
+    shared = rows.tanh()  # of which two examples take the same row
+    found = attributed(shared[torch.tensor([0, 1, 1])].exp().sum(1))
+    tanh = next(node for node in found.graph.nodes if node.name() == "TanhBackward0")
+    assert [node.name() for node in find_cut(found, [tanh])] == ["IndexBackward0"]
+
+
+def test_no_node_of_a_cut_is_below_another_one() -> None:
+    """Two ways up, of which one comes back to the other: nothing counts twice."""
+    hidden = torch.randn(3, 2, requires_grad=True).tanh()
+    found = attributed((hidden.exp() + hidden.exp().sin()).sum(1))
+    tanh = next(node for node in found.graph.nodes if node.name() == "TanhBackward0")
+    consumers = [node for node, _ in found.graph.consumers[tanh]]
+    for begin in ([tanh], consumers, [*consumers, tanh]):
+        cut = find_cut(found, begin)
+        assert all(not found.graph.below(node) & cut for node in cut)
+
+
+def test_gradients_below_a_cut_by_hand() -> None:
+    """One pass for all units, or one for each where sums would be rounded; dropped units add nothing."""
+    torch.manual_seed(0)
+    layer = nn.Bilinear(2, 2, 1)
+    x = torch.randn(3, 2)
+    losses = layer(x, x).squeeze(1)
+    units = make_units(losses, None, None)
+    named = dict(layer.named_parameters())
+    batch = compute_batch(named, losses, torch.ones(3), units, {"weight"}, set(), True)
+    [fallback] = [one for one in batch.fallbacks if 0 in one.parameters]
+    each = torch.einsum("ni,nj->nij", x, x)
+    torch.testing.assert_close(fallback.norms()[0], each.flatten(1).norm(dim=1))
+    factors = torch.tensor([1.0, -2.0, 3.0])
+    for fallback.has_casts in (False, True):
+        total = {0: torch.zeros(1, 2, 2), 1: torch.zeros(1)}
+        fallback.add_weighted_(total, factors)
+        torch.testing.assert_close(total[0][0], torch.einsum("n,nij->ij", factors, each))
+    fallback.drop(torch.tensor([False, True, False]))
+    total = {0: torch.zeros(1, 2, 2), 1: torch.zeros(1)}
+    fallback.add_weighted_(total, factors)
+    torch.testing.assert_close(total[0][0], each[0] + 3.0 * each[2])

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from edpsgd.per_example import UnitGradients, WrongGradients
+from edpsgd.per_example.graph import read_graph
+from edpsgd.per_example.linearity import refuse_nonlinear
+from edpsgd.per_example.probing import Prober
 from tests.edpsgd.per_example.zoo import optimizer_of
 from tests.helpers.unit_loop import gradients_of, trained
 
@@ -103,3 +106,17 @@ def test_linear_changes_are_right(how, examples) -> None:
             norms = engine.backward(losses)
         wanted = torch.tensor([[float(one.norm()) for one in unit] for unit in expected])
         torch.testing.assert_close(norms, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_function_alone(change: str, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 3, dtype=dtype, requires_grad=True)
+    graph = read_graph(Changed.apply(x, change).float().sum(1))
+    function = next(node for node in graph.nodes if node.name() == "ChangedBackward")
+    prober = Prober(4, seed=0)
+    if change == "scaled":
+        refuse_nonlinear(function, prober)
+    else:
+        with pytest.raises(WrongGradients, match="ChangedBackward is not linear"):
+            refuse_nonlinear(function, prober)

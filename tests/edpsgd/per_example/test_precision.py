@@ -11,7 +11,7 @@ from torch import nn
 from edpsgd.mechanism.clipping import flat_factor, per_layer_factors
 from edpsgd.mechanism.layer_scales import norm_contribution
 from edpsgd.per_example import UnitGradients
-from edpsgd.per_example.precision import rounding
+from edpsgd.per_example.precision import UNDERFLOW, exact, is_out_of_range, rounding
 from edpsgd.tensors import layer_norms
 from tests.helpers.common import Bag, private
 from tests.helpers.unit_loop import trained
@@ -87,3 +87,17 @@ def test_a_gradient_below_the_clip_norm_is_left_alone() -> None:
     assert flat_factor(norms, 3.0, None).tolist() == [1.0, 1.0, 1.0]
     assert per_layer_factors(norms, 4.2, None).tolist() == [[1.0, 1.0]] * 3
     assert flat_factor(torch.tensor([3e30, 4e30]), 5.0, None).item() == pytest.approx(1e-30, rel=1e-5)
+
+
+def test_what_leaves_the_range_of_single_precision() -> None:
+    squares = torch.tensor([0.0, UNDERFLOW / 2, UNDERFLOW * 2, 1.0, torch.inf, torch.nan])
+    out = [True, True, False, False, True, True]
+    assert is_out_of_range(squares, UNDERFLOW).tolist() == out
+    assert not is_out_of_range(squares.double(), UNDERFLOW).any()
+
+
+def test_half_precision_is_made_single_and_nothing_else_is_copied() -> None:
+    for dtype in (torch.float32, torch.float64):
+        values = torch.ones(2, dtype=dtype)
+        assert exact(values) is values
+    assert exact(torch.ones(2).bfloat16()).dtype is torch.float32
