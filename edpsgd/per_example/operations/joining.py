@@ -68,7 +68,8 @@ def unbind(node: Node, results: Results) -> Arguments:
 
 def _joined(parts: Sequence[Owners], dim: int) -> Owners:
     """Owners of all parts in one tensor."""
-    widest = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    shapes_of_parts = [part.shape for part in parts]
+    widest = [max(sizes) for sizes in zip(*shapes_of_parts, strict=True)]
     alike = [part.expand([*widest[:dim], part.shape[dim], *widest[dim + 1 :]]) for part in parts]
     return torch.cat(alike, dim)
 
