@@ -1,8 +1,8 @@
-"""What is raised where gradients of single examples cannot be had, or are not what autograd says."""
+"""What is raised where gradients of single examples are not what autograd says."""
 
 NOT_LINEAR_ADVICE = (
-    "A gradient that was made so cannot be clipped in one pass with others: take the hook or function out, or use one "
-    "backward and accumulate() for each example"
+    "A gradient that was made so cannot be clipped in one pass with others: take the hook or "
+    "function out, or use one backward and accumulate() for each example"
 )
 
 

@@ -1,8 +1,9 @@
 """Owners: to which example each element of a result belongs.
 
-An owner is the number of the one loss that the gradient of an element comes from. Owners are a small integer tensor
-with as many dimensions as the result: a dimension along which they do not change has size 1. All of them stay on the
-CPU, for there are few.
+The owner of an element is the number of the one example whose loss depends on it: the only one that
+its output gradient comes from. Owners are a small integer tensor with as many dimensions as the
+result: a dimension along which they do not change has size 1. All of them stay on the CPU, for
+there are few.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def is_all_shared(owners: Owners) -> bool:
 
 
 def merged(first: Owners, second: Owners) -> Owners:
-    """Owners of a sum."""
+    """Owners of what is used twice: its output gradient is the sum of two."""
     if first is second:
         return first
     shape = torch.broadcast_shapes(first.shape, second.shape)  # type: ignore[no-untyped-call]
@@ -43,12 +44,13 @@ def merged(first: Owners, second: Owners) -> Owners:
 
 
 def merged_along(owners: Owners, dims: Iterable[int]) -> Owners:
-    """Owners of the sum over some dimensions, which are kept with size 1."""
+    """Owners of what was broadcast along some dimensions, which are kept with size 1."""
     for dim in dims:
         if owners.shape[dim] > 1:
             largest = owners.amax(dim, keepdim=True)
-            others = torch.where(owners == NOBODY, largest, owners)
-            owners = torch.where((others == largest).all(dim, keepdim=True), largest, SHARED)
+            without_nobody = torch.where(owners == NOBODY, largest, owners)
+            are_same = (without_nobody == largest).all(dim, keepdim=True)
+            owners = torch.where(are_same, largest, SHARED)
     return owners
 
 
@@ -58,34 +60,38 @@ def is_constant(owners: Owners, dims: Iterable[int]) -> bool:
 
 
 def compressed(owners: Owners) -> Owners:
-    """The same owners with as few elements as can be. Elements that nobody owns may get an owner: zero is zero."""
+    """The same in as few elements as can be. What nobody owns may get an owner: zero is zero."""
     for dim in range(owners.dim() - 1, -1, -1):
         if owners.shape[dim] > 1:
-            one = merged_along(owners, [dim])
-            if not bool(((one == SHARED) & (owners != SHARED)).any()):
-                owners = one
+            shorter = merged_along(owners, [dim])
+            loses_owners = (shorter == SHARED) & (owners != SHARED)
+            if not bool(loses_owners.any()):
+                owners = shorter
     return owners
 
 
 def without(shape: Shape, dim: int) -> list[int]:
-    """The other sizes."""
+    """The sizes of all other dimensions."""
     return [size for place, size in enumerate(shape) if place != dim]
 
 
 def unspread(owners: Owners, shape: Shape) -> Owners:
-    """Owners of an argument of this shape that was spread over the result."""
-    missing = owners.dim() - len(shape)
-    if missing == 0 and all(one == 1 or size > 1 for one, size in zip(owners.shape, shape, strict=True)):
+    """Owners of an argument of this shape that was broadcast to the result."""
+    new_dims = owners.dim() - len(shape)
+    spread = [dim for dim, size in enumerate(shape) if size == 1]
+    if new_dims == 0 and is_constant(owners, spread):
         return owners
-    summed = [*range(missing), *(missing + dim for dim, size in enumerate(shape) if size == 1)]
-    kept = merged_along(owners, summed)
-    return kept.reshape(kept.shape[missing:])
+    merged_dims = [*range(new_dims), *(new_dims + dim for dim in spread)]
+    kept = merged_along(owners, merged_dims)
+    return kept.reshape(kept.shape[new_dims:])
 
 
 def along(owners: Owners, shape: Shape, dims: Iterable[int]) -> Owners:
     """The same owners, one for each place of some dimensions."""
-    wanted = set(dims)
-    return owners.expand([shape[dim] if dim in wanted else size for dim, size in enumerate(owners.shape)])
+    sizes = list(owners.shape)
+    for dim in dims:
+        sizes[dim] = shape[dim]
+    return owners.expand(sizes)
 
 
 def reshaped(owners: Owners, shape: Shape, new: Shape) -> Owners:
@@ -119,22 +125,25 @@ def thinned(owners: Owners) -> Owners:
 def _blocks(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     """Runs of dimensions that hold the same elements before and after a change of shape."""
     blocks: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        before, after = [], []
-        here = there = 1
+    old_dim = new_dim = 0
+    while old_dim < len(old) or new_dim < len(new):
+        old_run: list[int] = []
+        new_run: list[int] = []
+        old_elements = new_elements = 1
         is_begun = False
-        while not is_begun or here != there:
+        # The run that holds fewer elements goes on.
+        while not is_begun or old_elements != new_elements:
             is_begun = True
-            if i < len(old) and (here <= there or j >= len(new)):
-                here *= old[i]
-                before.append(i)
-                i += 1
+            takes_old = old_elements <= new_elements or new_dim >= len(new)
+            if old_dim < len(old) and takes_old:
+                old_elements *= old[old_dim]
+                old_run.append(old_dim)
+                old_dim += 1
             else:
-                there *= new[j]
-                after.append(j)
-                j += 1
-        blocks.append((before, after))
+                new_elements *= new[new_dim]
+                new_run.append(new_dim)
+                new_dim += 1
+        blocks.append((old_run, new_run))
     return blocks
 
 
@@ -154,5 +163,6 @@ def scattered(owners: Owners, positions: torch.Tensor, shape: Shape) -> Owners:
     is_known = values != NOBODY
     places, values = places[is_known], values[is_known]
     found[places] = values
-    found[places[found[places] != values]] = SHARED
+    is_overwritten = found[places] != values  # an element that was taken twice, for two examples
+    found[places[is_overwritten]] = SHARED
     return found.view(tuple(shape))

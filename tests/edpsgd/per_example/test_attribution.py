@@ -1,45 +1,19 @@
-"""Where the examples are: what operations mean against what their backward does, and models that once were misread."""
+"""Where the examples are: models that once were misread, and what mixes examples."""
 
 from __future__ import annotations
 
-from collections import Counter
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
+import edpsgd
 from edpsgd.per_example import UnitGradients
-from edpsgd.per_example.attribution import Trace
-from edpsgd.per_example.graph import Graph, shapes
-from edpsgd.per_example.operations import MEANINGS, arguments
-from edpsgd.per_example.owners import NOBODY, SHARED, merged, merged_along, reshaped, scattered
-from tests.helpers.networks.network import Network, make_plan
-from tests.helpers.unit_loop import Fast, check, trained
-
-SIZES = [(10, 13), (14, 11), (9, 15), (12, 10), (16, 14), (12, 12), (7, 7), (1, 1), (1, 6), (6, 1)]
-
-
-def test_meanings_say_what_backward_does() -> None:
-    """An operation may be taken for sharing what it keeps apart, but never the other way round."""
-    compared = Counter[str]()
-    for seed in range(60):
-        torch.manual_seed(seed)
-        plan = make_plan(seed)
-        network = Network(plan)
-        network.wake()
-        for batch in [one for one in plan.data() if one.examples > 1][:2]:
-            graph = Graph(network(batch))
-            trace = Trace(graph)
-            for node in graph.nodes:
-                results = trace.results(node)
-                if node.name() not in MEANINGS or all(one is None or bool((one < 0).all()) for one in results):
-                    continue
-                for said, found in zip(arguments(node, results), trace._try(node, results), strict=True):
-                    if said is not None:
-                        is_right = (said == SHARED) | (found == NOBODY) | (said == found)
-                        assert bool(is_right.all()), (seed, node.name())
-                        compared[node.name()] += 1
-    assert len(compared) > 45, sorted(compared)
+from edpsgd.per_example.attribution import attribute_examples
+from edpsgd.per_example.graph import read_graph
+from tests.edpsgd.per_example.zoo import SIZES, Reordering
+from tests.helpers.unit_loop import Fast, check, gradients_of, trained
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -85,21 +59,6 @@ def test_one_parameter_in_two_layouts(how: str) -> None:
             check(engine, model, model(torch.randn(examples, tokens, 4)))
 
 
-class Reordering(torch.autograd.Function):
-    """Rows in an order that no graph tells."""
-
-    @staticmethod
-    def forward(context, rows, order):
-        context.order = order
-        return rows[order]
-
-    @staticmethod
-    def backward(context, gradient):
-        back = torch.zeros_like(gradient)
-        back[context.order] = gradient
-        return back, None
-
-
 class Mul(Reordering):
     """The same under a name that torch has too."""
 
@@ -143,18 +102,6 @@ def test_operations_in_place() -> None:
             check(engine, model, model[2](hidden).square().sum((1, 2)))
 
 
-def test_owners_by_hand() -> None:
-    rows = torch.tensor([[0], [1], [2]])
-    assert reshaped(rows, (3, 4), (12,)).tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert reshaped(rows, (3, 4), (3, 2, 2)).shape == (3, 1, 1)
-    assert reshaped(rows.T, (4, 3), (12,)).tolist() == [0, 1, 2] * 4
-    assert merged_along(rows, [0]).tolist() == [[SHARED]]
-    assert merged(rows, torch.tensor([[0], [NOBODY], [1]])).flatten().tolist() == [0, 1, SHARED]
-    picked = torch.tensor([0, 2, 2, 4])
-    assert scattered(torch.tensor([5, 6, 6, 7]), picked, (5,)).tolist() == [5, NOBODY, 6, NOBODY, 7]
-    assert scattered(torch.tensor([5, 6, 7, 7]), picked, (5,)).tolist() == [5, NOBODY, SHARED, NOBODY, 7]
-
-
 def test_parts_without_rows_belong_to_nobody() -> None:
     """Experts and halves of a batch may be empty; what is added to them keeps its owners."""
     torch.manual_seed(0)
@@ -169,14 +116,59 @@ def test_parts_without_rows_belong_to_nobody() -> None:
             check(engine, model, losses)
 
 
-def test_more_examples_than_there_are_powers_of_two() -> None:
-    """Tried out in two passes: every example has a number of two digits."""
+@pytest.mark.parametrize("size", [1e5, 1e7, 1e9])
+def test_a_shared_row_is_shared_beside_an_example_that_is_far_larger(size) -> None:
+    """Label embeddings belong to all examples, however little one of them adds to what another one gives."""
     torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Embedding(3, 3)])
+    engine = UnitGradients(trained(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(4):
+            inputs = torch.randn(4, 4)
+            inputs[0] *= size if number == 2 else 1.0
+            scores = model[0](inputs) @ model[1](torch.arange(3)).t()
+            losses = nn.functional.cross_entropy(scores, torch.tensor([0, 1, 2, 0]), reduction="none")
+            expected = gradients_of(losses, list(model.parameters()), torch.arange(4), 4)
+            wanted = torch.tensor([[float(one.double().norm()) for one in unit] for unit in expected])
+            torch.testing.assert_close(engine.backward(losses), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_embeddings_that_count_the_batch_are_refused() -> None:
+    model = nn.Embedding(7, 3, scale_grad_by_freq=True)
+    with pytest.raises(ValueError, match="scale_grad_by_freq"):
+        edpsgd.check_model(model)
+    edpsgd.check_model(model, unit="micro_batch")
+    losses = nn.functional.embedding(torch.tensor([1, 1, 2]), model.weight, scale_grad_by_freq=True).square().sum(1)
+    with pytest.raises(ValueError, match="scale_grad_by_freq"):
+        UnitGradients(trained(model)).backward(losses)
+
+
+def test_batch_statistics_are_an_error() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    engine = UnitGradients(trained(model))
+    with pytest.raises(ValueError, match="batch normalisation in training mode mixes the examples"):
+        engine.backward(model(torch.randn(5, 3)).squeeze(1))
+    model[1].eval()
+    check(engine, model, model(torch.randn(5, 3)).squeeze(1))
+
+
+def test_statistics_of_single_examples_are_none_of_a_batch() -> None:
+    """Instance normalisation is a batch normalisation with a channel for each example and feature."""
+    model = nn.Sequential(nn.Conv1d(3, 4, 1), nn.InstanceNorm1d(4), nn.Conv1d(4, 2, 1))
+    for batch in (5, 4, 1):
+        check(UnitGradients(trained(model)), model, model(torch.randn(batch, 3, 4)).square().sum((1, 2)))
+
+
+def test_owners_of_every_result_by_hand() -> None:
+    """Tokens first; all examples share the bias."""
     layer = nn.Linear(3, 2)
-    order = torch.randperm(70)
-    graph = Graph(Reordering.apply(layer(torch.randn(70, 3)), order).square().sum(1))
-    trace = Trace(graph)
-    product = next(node for node in graph.nodes if node.name() == "AddmmBackward0")
-    assert [node.name() for node in trace.tried] == ["ReorderingBackward"]
-    assert trace.owners(product).flatten().tolist() == torch.argsort(order).tolist()
-    assert shapes(product) == [(70, 2)]
+    found = attribute_examples(read_graph(layer(torch.randn(5, 4, 3)).tanh().sum((0, 2))))
+    nodes = {node.name(): node for node in found.graph.nodes}
+    assert found.owners(found.graph.root[0]).tolist() == [0, 1, 2, 3]
+    assert found.owners(nodes["TanhBackward0"]).tolist() == [[[0], [1], [2], [3]]]
+    rows = found.owners(nodes["AddmmBackward0"])
+    assert rows.flatten().tolist() == [0, 1, 2, 3] * 5
+    assert found.is_separable(nodes["AddmmBackward0"])
+    assert not found.is_separable(found.graph.leaves[id(layer.bias)])
+    assert not found.probed

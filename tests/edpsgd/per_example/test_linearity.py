@@ -1,4 +1,4 @@
-"""What no factor can be applied to is refused, and what is far larger or broken beside it hides nothing."""
+"""What no factor can be applied to is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-import edpsgd
 from edpsgd.per_example import UnitGradients, WrongGradients
-from tests.helpers.unit_loop import check, gradients_of, trained
+from edpsgd.per_example.graph import read_graph
+from edpsgd.per_example.linearity import refuse_nonlinear
+from edpsgd.per_example.probing import Prober
+from tests.edpsgd.per_example.zoo import optimizer_of
+from tests.helpers.unit_loop import gradients_of, trained
 
 PER_LAYER = ["flat", "per_layer"]
 
@@ -37,6 +40,8 @@ CHANGES = {
     "rounded to zero": lambda gradient: torch.where(gradient.abs() < 1e-3, 0.0, gradient),
     "scaled": lambda gradient: -3.0 * gradient,  # the only one that is linear
 }
+
+
 NOT_LINEAR = [name for name in CHANGES if name != "scaled"]
 
 
@@ -58,20 +63,6 @@ class Net(nn.Module):
         elif self.how == "hook":
             hidden.register_hook(CHANGES[self.change])
         return (self.last(hidden).squeeze(1) - 1).square()
-
-
-def optimizer_of(model: nn.Module, verify: str = "spot", clipping: str = "flat") -> edpsgd.PrivateOptimizer:
-    return edpsgd.PrivateOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        model.named_parameters(),
-        clip_norm=1.0,
-        noise_multiplier=0.0,
-        clipping=clipping,
-        unit="example",
-        divisor=4.0,
-        verify=verify,
-        collective="local",
-    )
 
 
 @pytest.mark.parametrize("clipping", PER_LAYER)
@@ -117,86 +108,15 @@ def test_linear_changes_are_right(how, examples) -> None:
         torch.testing.assert_close(norms, wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1e5, 1e7, 1e9])
-def test_a_shared_row_is_shared_beside_an_example_that_is_far_larger(size) -> None:
-    """Label embeddings belong to all examples, however little one of them adds to what another one gives."""
-    torch.manual_seed(0)
-    model = nn.ModuleList([nn.Linear(4, 3), nn.Embedding(3, 3)])
-    engine = UnitGradients(trained(model))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for number in range(4):
-            inputs = torch.randn(4, 4)
-            inputs[0] *= size if number == 2 else 1.0
-            scores = model[0](inputs) @ model[1](torch.arange(3)).t()
-            losses = nn.functional.cross_entropy(scores, torch.tensor([0, 1, 2, 0]), reduction="none")
-            expected = gradients_of(losses, list(model.parameters()), torch.arange(4), 4)
-            wanted = torch.tensor([[float(one.double().norm()) for one in unit] for unit in expected])
-            torch.testing.assert_close(engine.backward(losses), wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_embeddings_that_count_the_batch_are_refused() -> None:
-    model = nn.Embedding(7, 3, scale_grad_by_freq=True)
-    with pytest.raises(ValueError, match="scale_grad_by_freq"):
-        edpsgd.check_model(model)
-    edpsgd.check_model(model, unit="micro_batch")
-    losses = nn.functional.embedding(torch.tensor([1, 1, 2]), model.weight, scale_grad_by_freq=True).square().sum(1)
-    with pytest.raises(ValueError, match="scale_grad_by_freq"):
-        UnitGradients(trained(model)).backward(losses)
-
-
-@pytest.mark.parametrize("verify", ["spot", "always"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("place", [0, 2, 3])
-def test_an_example_with_a_broken_input_is_left_out_of_a_compared_batch(place, bad, verify) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    optimizer, other = optimizer_of(model, verify), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    other.load_state_dict(model.state_dict())
-    alone = optimizer_of(other, verify)
-    for step in range(5):
-        inputs = torch.randn(4, 4)
-        kept = [0, 2, 3] if step == place else [0, 1, 2, 3]
-        if step == place:
-            inputs[1, 2] = bad
-        for trained_one, rows in ((optimizer, [0, 1, 2, 3]), (alone, kept)):
-            network = model if trained_one is optimizer else other
-            trained_one.backward((network(inputs[rows]).squeeze(1) - 1).square())
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                trained_one.step()
-    assert optimizer.discarded == 1
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    conditions = " ".join(optimizer.epsilon(1e-5).conditions)
-    assert ("kept autograd from the comparison" in conditions) == (verify == "always")
-
-
-def test_a_gradient_near_the_end_of_single_precision() -> None:
-    model = nn.Linear(4, 1)
-    inputs = torch.randn(3, 4)
-    inputs[1] *= 1e12
-    norms = UnitGradients(trained(model)).backward((model(inputs).squeeze(1) - 1).square())
-    assert torch.isfinite(norms).all()
-
-
-def test_an_embedding_of_width_one_that_is_spread_over_columns() -> None:
-    torch.manual_seed(0)
-    model = nn.ModuleList([nn.Linear(4, 3), nn.Embedding(7, 1)])
-    engine = UnitGradients(trained(model))
-    losses = (model[0](torch.randn(4, 4)) + model[1](torch.tensor([0, 3, 3, 6]))).square().sum(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        check(engine, model, losses)
-
-
-@pytest.mark.parametrize("turn", ["permute(0, 1)", "permute(1, 0)", "transpose(0, 0)", "transpose(-2, -1)", "t()"])
-def test_a_matrix_that_is_turned_or_not(turn) -> None:
-    """Square, so that its shape does not tell; the operation comes after batches without it."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 3, bias=False)
-    engine = UnitGradients(trained(model))
-    for number in range(5):
-        turned = eval(f"model.weight.{turn}") if number == 2 else model.weight
-        losses = (torch.randn(4, 3) @ turned).tanh().square().sum(1)
-        check(engine, model, losses)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_function_alone(change: str, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 3, dtype=dtype, requires_grad=True)
+    graph = read_graph(Changed.apply(x, change).float().sum(1))
+    function = next(node for node in graph.nodes if node.name() == "ChangedBackward")
+    prober = Prober(4, seed=0)
+    if change == "scaled":
+        refuse_nonlinear(function, prober)
+    else:
+        with pytest.raises(WrongGradients, match="ChangedBackward is not linear"):
+            refuse_nonlinear(function, prober)

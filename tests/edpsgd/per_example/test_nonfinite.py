@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from edpsgd.per_example import UnitGradients, rules
+from edpsgd.per_example.uses import Received
+from tests.edpsgd.per_example.zoo import optimizer_of
 from tests.helpers.common import private
 from tests.helpers.unit_loop import trained
 
@@ -112,15 +118,59 @@ def test_several_that_broke_themselves_are_left_out() -> None:
 def test_a_broken_example_hides_no_wrong_rule(broken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
-    plain, fits = rules.RULES["AddmmBackward0"]
+    plain = rules.RULES["AddmmBackward0"]
 
     def swapped(use, received, layer):
         order = torch.arange(EXAMPLES)
         order[[1, 2]] = order[[2, 1]]
-        plain(use, rules.Received([received.gradient[order]], received.layout, received.units), layer)
+        plain.add(use, Received([received.output_gradient[order]], received.layout, received.units), layer)
 
-    monkeypatch.setitem(rules.RULES, "AddmmBackward0", (swapped, fits))
+    monkeypatch.setitem(rules.RULES, "AddmmBackward0", replace(plain, add=swapped))
     losses = model(torch.randn(EXAMPLES, WIDTH)).square().squeeze(1)
     factors = torch.ones(EXAMPLES).index_fill(0, torch.tensor(broken, dtype=torch.int64), torch.inf)
     with pytest.warns(RuntimeWarning, match="do not agree with autograd"):
         UnitGradients(trained(model)).backward(losses * factors)
+
+
+def test_units_with_nan_harm_no_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    engine = UnitGradients(trained(model))
+    numbers = torch.tensor([[0, 1], [2, 2], [3, 4]])
+    for number in range(5):  # batches that are checked, and one that is not
+        hidden = model(numbers)
+        sick = hidden * torch.tensor([1.0, math.nan if number % 2 else math.inf, 1.0]).view(3, 1, 1)
+        norms = engine.backward(sick.square().sum((1, 2)))
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        engine.add_weighted_(sums, torch.ones(3))
+        well = model(numbers[[0, 2]]).square().sum((1, 2))
+        expected = torch.autograd.grad(well.sum(), list(model.parameters()))
+        assert torch.isfinite(norms).all(1).tolist() == [True, False, True]
+        torch.testing.assert_close(sums, list(expected))
+
+
+@pytest.mark.parametrize("verify", ["spot", "always"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_an_example_with_a_broken_input_is_left_out_of_a_compared_batch(place, bad, verify) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer, other = optimizer_of(model, verify), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    other.load_state_dict(model.state_dict())
+    alone = optimizer_of(other, verify)
+    for step in range(5):
+        inputs = torch.randn(4, 4)
+        kept = [0, 2, 3] if step == place else [0, 1, 2, 3]
+        if step == place:
+            inputs[1, 2] = bad
+        for trained_one, rows in ((optimizer, [0, 1, 2, 3]), (alone, kept)):
+            network = model if trained_one is optimizer else other
+            trained_one.backward((network(inputs[rows]).squeeze(1) - 1).square())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trained_one.step()
+    assert optimizer.discarded == 1
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    conditions = " ".join(optimizer.epsilon(1e-5).conditions)
+    assert ("kept autograd from the comparison" in conditions) == (verify == "always")

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from edpsgd.per_example import UnitGradients, recurrent
-from edpsgd.per_example.backward_pass import Batch
 from edpsgd.per_example.graph import shapes
-from edpsgd.per_example.rules import allows
+from edpsgd.per_example.plan import Planner
 from tests import fuzz
 from tests.helpers.networks.batches import HUGE, make_batch
 from tests.helpers.networks.ends import BEGINS, LOSSES
@@ -170,19 +169,19 @@ def test_a_planted_defect_is_found_within_300_networks(name: str, monkeypatch) -
 
 def test_layouts_of_earlier_batches_are_found_within_300_networks(monkeypatch) -> None:
     """What the engine once did: a way in which examples lay before is taken wherever the shape allows it."""
-    right, ways = Batch._layout, dict[tuple[object, ...], int]()
+    right, ways = Planner.find_layout, dict[tuple[object, ...], int]()
 
-    def remembered(self, use):
-        layout, shape = right(self, use), shapes(use.receiver)[0]
+    def remembered(self, use, rule):
+        layout, shape = right(self, use, rule), shapes(use.receiver)[0]
         if layout is None or use.node.name() == recurrent.NAME:
             return layout
-        key = (id(self._parameters), use.node.name(), use.slot, len(shape))
+        key = (id(self.parameters), use.node.name(), use.slot, len(shape))
         dim = ways.setdefault(key, layout.dim)
-        if shape[dim] == self._graph.examples and allows(use, dim):
-            return self._made(dim, torch.arange(shape[dim]), shape[dim])
+        if shape[dim] == self.attribution.graph.examples and rule.allows(use, dim):
+            return self.share_layout(dim, torch.arange(shape[dim]), shape[dim])
         return layout
 
-    monkeypatch.setattr(Batch, "_layout", remembered)
+    monkeypatch.setattr(Planner, "find_layout", remembered)
     assert any(run(make_plan(seed)).wrong for seed in range(NETWORKS))
 
 

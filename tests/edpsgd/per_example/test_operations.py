@@ -1,0 +1,36 @@
+"""What operations mean, against what their backward does."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from edpsgd.per_example.attribution import attribute_examples
+from edpsgd.per_example.graph import read_graph
+from edpsgd.per_example.operations import MEANINGS, argument_owners
+from edpsgd.per_example.owners import NOBODY, SHARED
+from tests.helpers.networks.network import Network, make_plan
+
+
+def test_meanings_say_what_backward_does() -> None:
+    """An operation may be taken for sharing what it keeps apart, but never the other way round."""
+    compared = Counter[str]()
+    for seed in range(60):
+        torch.manual_seed(seed)
+        plan = make_plan(seed)
+        network = Network(plan)
+        network.wake()
+        for batch in [one for one in plan.data() if one.examples > 1][:2]:
+            graph = read_graph(network(batch))
+            trace = attribute_examples(graph)
+            for node in graph.nodes:
+                results = trace.results(node)
+                if node.name() not in MEANINGS or all(one is None or bool((one < 0).all()) for one in results):
+                    continue
+                for said, found in zip(argument_owners(node, results), trace.prober.probe(node, results), strict=True):
+                    if said is not None:
+                        is_right = (said == SHARED) | (found == NOBODY) | (said == found)
+                        assert bool(is_right.all()), (seed, node.name())
+                        compared[node.name()] += 1
+    assert len(compared) > 45, sorted(compared)
