@@ -78,10 +78,10 @@ def pack(node: Node, results: Results) -> Arguments:
     """Padded sequences to packed ones: the first step of all of them, then the second ..."""
     owners, shape = only_result(results), argument_shape(node, 0)
     counts = saved(node, "_saved_result1").tolist()  # how many sequences have each step
+    if not own.is_constant(owners, range(1, owners.dim())):  # examples lie along the features
+        return [None]
     if owners.shape[0] == 1:
         return [own.everywhere(int(owners.flatten()[0]), len(shape))]
-    if not own.is_constant(owners, range(1, owners.dim())):
-        return [None]
     is_batch_first = saved(node, "_saved_batch_first")
     sequences, steps = (shape[0], shape[1]) if is_batch_first else (shape[1], shape[0])
     found = torch.full((steps, sequences), NOBODY, dtype=torch.int64)

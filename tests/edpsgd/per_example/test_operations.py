@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
+from edpsgd.per_example import UnitGradients
 from edpsgd.per_example.attribution import attribute_examples
 from edpsgd.per_example.graph import read_graph
 from edpsgd.per_example.operations import MEANINGS, argument_owners
@@ -34,3 +38,20 @@ def test_meanings_say_what_backward_does() -> None:
                         assert bool(is_right.all()), (seed, node.name())
                         compared[node.name()] += 1
     assert len(compared) > 45, sorted(compared)
+
+
+def test_one_packed_sequence_with_the_examples_along_its_features() -> None:
+    """Their rows are not those of the first one; or a comparison would distrust the layer, with a warning."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 1)
+    engine = UnitGradients(dict(layer.named_parameters()))
+    examples = torch.randn(2, 4, 3)  # examples x steps x features
+    outputs = layer(examples).squeeze(2).T.unsqueeze(1)  # steps x one sequence x examples
+    losses = pack_padded_sequence(outputs, torch.tensor([4])).data.square().sum(0)
+    expected = []
+    for loss in losses:
+        gradients = torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True)
+        expected.append(torch.stack([gradient.norm() for gradient in gradients]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(engine.backward(losses), torch.stack(expected))
