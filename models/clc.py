@@ -92,24 +92,39 @@ class CLC(IntentSlotModel):
             self.words.weight[1:] = torch.from_numpy(table)
 
     def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """BiLSTM outputs of the words, and their largest values over the utterance."""
+        """BiLSTM outputs of the words, and their largest values over the utterance.
+
+        Returns:
+            (utterances, words, width) and (utterances, width), with width twice the LSTM's.
+        """
         inputs = self.dropout(self._inputs(batch))
         lengths = batch["lengths"]  # on the CPU
-        is_sorted = bool((lengths[1:] <= lengths[:-1]).all())  # then nothing is sent to the device to sort there
+        is_sorted = bool((lengths[1:] <= lengths[:-1]).all())
+        # If they are sorted already, nothing is sent to the device to sort there.
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=is_sorted)
-        with torch.backends.cudnn.flags(enabled=False) if self.keeps_apart else nullcontext():  # cuDNN hides the steps
+        # cuDNN hides the steps of the LSTM, from which gradients of single utterances are made.
+        without_cudnn = torch.backends.cudnn.flags(enabled=False)
+        with without_cudnn if self.keeps_apart else nullcontext():
             states = self.lstm(packed)[0]
         outputs, _ = pad_packed_sequence(states, batch_first=True, total_length=inputs.shape[1])
         hidden = outputs.masked_fill(~batch["mask"].unsqueeze(2), -torch.inf)
         return outputs, hidden.max(dim=1).values
 
     def _inputs(self, batch: Batch) -> torch.Tensor:
-        """The vector of each word, and what the CNN makes of its characters."""
+        """The vector of each word, and what the CNN makes of its characters, side by side.
+
+        Returns:
+            (utterances, words, dimension + filters).
+        """
         place = batch["place"]
-        placed, spelled = self._each_word(batch) if self.keeps_apart else self._distinct_words(batch)
+        if self.keeps_apart:
+            placed, spelled = self._each_word(batch)
+        else:
+            placed, spelled = self._distinct_words(batch)
         if self.training and self.word_dropout > 0:
+            # torch's dropout of ones, since edpsgd.check_losses can switch that off.
             every = torch.ones(place.shape, device=place.device)
-            kept = nn.functional.dropout(every, self.word_dropout) > 0  # a dropout that edpsgd.check_losses knows
+            kept = nn.functional.dropout(every, self.word_dropout) > 0
             placed = placed * kept.unsqueeze(2)
         return torch.cat([placed, spelled], dim=2)
 
@@ -124,10 +139,13 @@ class CLC(IntentSlotModel):
         """The same, one word at a time: then every row belongs to one utterance, and its gradient too."""
         place, rows = batch["place"], batch["rows"]
         if "made" in batch:
+            # Places up to `known` are rows of the table, those behind are vectors made of subwords.
+            # Both are looked up for every word, and the one that does not apply is left out.
             known, made = len(rows), batch["made"]
             all_rows = torch.cat([rows, rows.new_zeros(len(made))])
-            own = made[(place - known).clamp(min=0)]
-            vectors = torch.where((place >= known).unsqueeze(2), own, self.words(all_rows[place]))
+            of_table = self.words(all_rows[place])
+            of_subwords = made[(place - known).clamp(min=0)]
+            vectors = torch.where((place >= known).unsqueeze(2), of_subwords, of_table)
         else:
             vectors = self.words(rows[place])
         spelled = self._spelling(batch["characters"][place].flatten(0, 1))
@@ -140,7 +158,8 @@ class CLC(IntentSlotModel):
         """
         padding = (characters == PADDING).unsqueeze(1)
         letters = self.characters(characters).transpose(1, 2).masked_fill(padding, 0.0)
-        return torch.relu(self.convolution(letters).masked_fill(padding, -torch.inf).max(dim=2).values)
+        found = self.convolution(letters).masked_fill(padding, -torch.inf)
+        return torch.relu(found.max(dim=2).values)
 
 
 class ClcInputs:
@@ -170,7 +189,7 @@ class ClcInputs:
 
     def table(self, words: Sequence[str]) -> ClcTable:
         """Looks every distinct word of some data up, once."""
-        rows = self.vectors.lookup(words) + 1
+        rows = self.vectors.lookup(words) + 1  # row 0 is for unknown words
         made: list[npt.NDArray[np.float32]] = []
         for number in np.flatnonzero(rows == 0).tolist():
             vector = self.vectors.out_of_vocabulary(words[number])
@@ -195,9 +214,11 @@ class ClcTable:
         """What CLC reads of utterances whose words stand one after the other."""
         distinct, place = np.unique(word_ids, return_inverse=True)
         order = np.argsort(self._rows[distinct] < 0, kind="stable")  # words of the table first
-        distinct, place = distinct[order], np.argsort(order)[place]
+        new_place = np.argsort(order)  # the inverse of the order
+        distinct, place = distinct[order], new_place[place]
         rows, spelled = self._rows[distinct], self._characters[distinct]
-        longest = max(1, int((spelled != PADDING).sum(axis=1).max(initial=1)))
+        word_lengths = (spelled != PADDING).sum(axis=1)
+        longest = max(1, int(word_lengths.max(initial=1)))
         batch: dict[str, Any] = {
             "rows": rows[rows >= 0],
             "characters": spelled[:, :longest].astype(np.int64),
@@ -211,12 +232,16 @@ class ClcTable:
 
 
 def _spell(words: Sequence[str]) -> npt.NDArray[np.uint8]:
-    """Characters as numbers, accents left out; of longer words the first and the last."""
+    """Characters as numbers, (words, LONGEST_WORD), without accents.
+
+    Of longer words, the first and the last characters are taken.
+    """
     codes = {character: number for number, character in enumerate(ALPHABET, 2)}
     spelled = np.full((len(words), LONGEST_WORD), PADDING, dtype=np.uint8)
     for number, word in enumerate(words):
-        plain = [c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c)]
+        decomposed = unicodedata.normalize("NFKD", word)  # an accent is a character of its own
+        plain = [one for one in decomposed if not unicodedata.combining(one)]
         if len(plain) > LONGEST_WORD:
             plain = plain[: LONGEST_WORD // 2] + plain[-LONGEST_WORD // 2 :]
-        spelled[number, : len(plain)] = [codes.get(c, OTHER) for c in plain]
+        spelled[number, : len(plain)] = [codes.get(one, OTHER) for one in plain]
     return spelled

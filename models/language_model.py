@@ -11,7 +11,6 @@ NO_TARGET = -100  # where there is nothing to predict
 State = tuple[Tensor, Tensor]
 
 _RANGE = 0.05  # of the first weights of the LSTM
-_NAMES = ("words", "dimension", "hidden")
 
 
 class LanguageModel(nn.Module):
@@ -37,8 +36,9 @@ class LanguageModel(nn.Module):
 
     def __init__(self, words: int, dimension: int = 96, hidden: int = 256) -> None:
         super().__init__()
-        for name, value in zip(_NAMES, (words, dimension, hidden), strict=True):
-            check_count(name, value)
+        check_count("words", words)
+        check_count("dimension", dimension)
+        check_count("hidden", hidden)
         self.embedding = nn.Embedding(words, dimension)
         self.lstm = nn.LSTM(dimension, hidden, batch_first=True)
         self.output = nn.Linear(hidden, dimension)
@@ -54,8 +54,11 @@ class LanguageModel(nn.Module):
 
     def settings(self) -> dict[str, int]:
         """The arguments, to make it again."""
-        table, lstm = self.embedding, self.lstm
-        return dict(zip(_NAMES, (table.num_embeddings, table.embedding_dim, lstm.hidden_size), strict=True))
+        return {
+            "words": self.embedding.num_embeddings,
+            "dimension": self.embedding.embedding_dim,
+            "hidden": self.lstm.hidden_size,
+        }
 
     def table(self) -> Tensor:
         """The embeddings, (words, dimension), each of length 1."""
@@ -84,15 +87,20 @@ class LanguageModel(nn.Module):
             targets: the word after each token, (B, T); -100 where there is none. A row without any has a loss of 0.
         """
         each, is_real = self._each(tokens, targets, "none")
-        sums = each.new_zeros(len(targets)).index_add(0, is_real.nonzero()[:, 0], each)
+        row_of_each = is_real.nonzero()[:, 0]
+        sums = each.new_zeros(len(targets)).index_add(0, row_of_each, each)
         return sums / is_real.sum(dim=1).clamp(min=1)
 
     def mean_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean over all targets; arguments as for losses, with at least one target."""
+        """Mean over all targets, a scalar; arguments as for losses, with at least one target."""
         return self._each(tokens, targets, "mean")[0]
 
     def _each(self, tokens: Tensor, targets: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
-        """The losses of the targets, and where those are; logits are the greater part of the work: none for padding."""
+        """The losses of all targets, (targets,) or reduced, and where targets are, (B, T).
+
+        Logits are the greater part of the work, and none are made for padding.
+        """
         is_real = targets != NO_TARGET
-        outputs = self.encode(tokens)[0][is_real]
-        return functional.cross_entropy(outputs @ self.table().T, targets[is_real], reduction=reduction), is_real
+        outputs, _ = self.encode(tokens)
+        logits = outputs[is_real] @ self.table().T
+        return functional.cross_entropy(logits, targets[is_real], reduction=reduction), is_real

@@ -1,4 +1,7 @@
-"""Probabilities of a linear chain CRF: the log-partition, and each tag's probability given the whole utterance."""
+"""Probabilities of a linear chain CRF: of a sequence of tags, and of each tag by itself.
+
+Forward and backward messages are those of Lafferty, McCallum and Pereira 2001, in logarithms.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ _LEAST = 1e-300  # of a transition; smaller ones would be zero, and their logari
 def likelihood_and_marginals(
     crf: CRF, emissions: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-likelihood of tags, and P(tag of a word | utterance) of all tags; in double precision, no gradient.
+    """The log-likelihood of tags, and the probability of every tag of a word given the utterance.
+
+    Both are in double precision and have no gradient.
 
     Forward and backward messages are logarithms, and a step is a matrix product of their exponentials, each row
     divided by its largest: as exact as sums of logarithms unless transitions differ by more than about 690.
@@ -21,6 +26,10 @@ def likelihood_and_marginals(
         emissions: utterances x words x tags.
         tags: utterances x words, those whose likelihood is asked for.
         mask: utterances x words, true up to the length of each, which is one at least.
+
+    Returns:
+        The log-likelihoods, (utterances,), and the probabilities, utterances x words x tags; those
+        of words that the mask leaves out mean nothing.
 
     Example:
         >>> crf = CRF(2, batch_first=True)
@@ -36,11 +45,13 @@ def likelihood_and_marginals(
         backward = _backward(scores, end, transitions, mask)
         last = mask.sum(1) - 1
         rows = torch.arange(len(last), device=last.device)
-        partition = torch.logsumexp(forward[rows, last] + end, dim=1)
-        chosen = scores.gather(2, tags.unsqueeze(2)).squeeze(2)
-        chosen[:, 1:] += transitions[tags[:, :-1], tags[:, 1:]]
-        total = (chosen * mask).sum(1) + start[tags[:, 0]] + end[tags[rows, last]]
-        return total - partition, torch.softmax(forward + backward, dim=2)
+        # The logarithm of the summed weights of all sequences of tags.
+        log_partition = torch.logsumexp(forward[rows, last] + end, dim=1)
+        # The score of the given sequence: of its tags, of the steps between them, of both ends.
+        of_tags = scores.gather(2, tags.unsqueeze(2)).squeeze(2)
+        of_tags[:, 1:] += transitions[tags[:, :-1], tags[:, 1:]]
+        score = (of_tags * mask).sum(1) + start[tags[:, 0]] + end[tags[rows, last]]
+        return score - log_partition, torch.softmax(forward + backward, dim=2)
 
 
 def _forward(scores: torch.Tensor, start: torch.Tensor, transitions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -97,7 +97,12 @@ class FastText:
         The n-grams are those of the lower case if the file has no capital letters.
         """
         known, lower = self._keyed.key_to_index, word.lower()
-        form = word if word in known or (self._has_case and lower not in known) else lower
+        if word in known:
+            form = word
+        elif lower in known or not self._has_case:
+            form = lower
+        else:
+            form = word
         if form not in known and not self._has_parts(form):
             return None  # gensim would write the word, which is private, into the log
         vector: Matrix = self._keyed.get_vector(form)
@@ -122,10 +127,11 @@ def _check_layout(path: Path) -> None:
             magic, *_, words, _, labels, _, pruned = head.unpack_from(data)
             if magic != 793712314 or labels or not words:
                 raise ValueError("it is no fastText model of words, or older than 2017")
-            position = _end_of_vocabulary(data, head.size, words) + 8 * max(0, pruned)
+            position = _end_of_vocabulary(data, head.size, words)
+            position += 8 * max(0, pruned)  # two numbers of 4 bytes for each pruned row
             for _ in ("vectors", "weights of the output"):
                 quantised, rows, columns = struct.unpack_from("<?2q", data, position)
-                position += 17 + 4 * rows * columns
+                position += 17 + 4 * rows * columns  # 1 + 8 + 8 bytes of sizes, then floats
                 if quantised or min(rows, columns) < 1 or position > len(data):
                     raise ValueError("its vectors are quantised or incomplete")
     except (OSError, ValueError, OverflowError, struct.error) as error:
@@ -133,6 +139,7 @@ def _check_layout(path: Path) -> None:
 
 
 def _end_of_vocabulary(data: mmap.mmap, position: int, words: int) -> int:
+    """Where the vocabulary ends that begins at this position."""
     for _ in range(words):
         end = data.find(b"\0", position)
         if end < 0:
@@ -188,14 +195,19 @@ class WordPieces:
         return words, self._table[[vocabulary[word] for word in words]]
 
     def _whole_words(self, vocabulary: dict[str, int]) -> Iterator[str]:
+        """The pieces that begin a word and are no special tokens, by their numbers."""
         for piece in sorted(vocabulary, key=vocabulary.__getitem__):
-            if not (piece.startswith("##") or piece in self._special or re.fullmatch(r"\[.+\]", piece)):
+            continues_word = piece.startswith("##")
+            is_special = piece in self._special or re.fullmatch(r"\[.+\]", piece)
+            if not (continues_word or is_special):
                 yield piece
 
     def vector(self, word: str) -> Matrix | None:
         """The mean of its wordpieces' vectors; a part that the tokenizer does not know counts as its unknown token."""
         pieces = self._tokenizer.encode(word, add_special_tokens=False).ids
-        return np.asarray(self._table[pieces].mean(0)) if pieces else None
+        if not pieces:
+            return None
+        return np.asarray(self._table[pieces].mean(0))
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Writes the tokenizer and the table of wordpieces."""
@@ -205,6 +217,7 @@ class WordPieces:
 
 
 def _read_tokenizer(name: str) -> tuple[Tokenizer, frozenset[str]]:
+    """The tokenizer of an encoder, which must make wordpieces, and its special tokens."""
     from transformers import AutoTokenizer  # takes seconds, and a restored run does without
 
     try:
@@ -213,7 +226,8 @@ def _read_tokenizer(name: str) -> tuple[Tokenizer, frozenset[str]]:
         raise ValueError(f"{name} must be a vectors file, or the folder or name of an encoder: {error}") from error
     tokenizer = getattr(loaded, "backend_tokenizer", None)
     model = getattr(tokenizer, "model", loaded)
-    if isinstance(tokenizer, Tokenizer) and isinstance(model, WordPiece) and model.continuing_subword_prefix == "##":
+    makes_pieces = isinstance(model, WordPiece) and model.continuing_subword_prefix == "##"
+    if isinstance(tokenizer, Tokenizer) and makes_pieces:
         return tokenizer, frozenset(loaded.all_special_tokens)
     raise ValueError(f"the tokenizer of {name} must make wordpieces with ##, as BERT's, got {type(model).__name__}")
 

@@ -75,9 +75,12 @@ class WordVectors:
         self._subwords, self._factor = subwords, factor
 
     def lookup(self, words: Sequence[str]) -> npt.NDArray[np.int64]:
-        """The row of each word as it is, or else of its lower case; -1 if neither is known."""
-        rows = (self.index.get(word, self.index.get(word.lower(), -1)) for word in words)
-        return np.fromiter(rows, np.int64, len(words))
+        """The row of each word, or else of its lower case, (words,); -1 if neither is known."""
+        return np.fromiter(map(self._row_of, words), np.int64, len(words))
+
+    def _row_of(self, word: str) -> int:
+        row = self.index.get(word)
+        return self.index.get(word.lower(), -1) if row is None else row
 
     def out_of_vocabulary(self, word: str) -> Matrix | None:
         """A vector made of the parts of a word, on the scale of the table; None if the source has no such parts."""
@@ -111,7 +114,10 @@ def load(path_or_name: str | PathLike[str], max_words: int = 100_000, scale: boo
     """
     check_count("max_words", max_words)
     kind, subwords = _open(path_or_name)
-    words, table = subwords.first_words(max_words) if subwords else _read_text(Path(path_or_name), max_words)
+    if subwords is None:
+        words, table = _read_text(Path(path_or_name), max_words)
+    else:
+        words, table = subwords.first_words(max_words)
     if not words:
         raise ValueError(f"vectors {path_or_name} hold no words")
     size = root_mean_square(table, path_or_name)
@@ -124,7 +130,9 @@ def load(path_or_name: str | PathLike[str], max_words: int = 100_000, scale: boo
 def _open(path_or_name: str | PathLike[str]) -> tuple[str, Subwords | None]:
     """The kind of the vectors and, if they have subwords, these. A name with a file's ending never goes to the hub."""
     path = Path(path_or_name)
-    if (path / "config.json").is_file() or not (path.exists() or path.suffix[1:].isalpha()):
+    is_encoder_folder = (path / "config.json").is_file()
+    is_hub_name = not (path.exists() or path.suffix[1:].isalpha())
+    if is_encoder_folder or is_hub_name:
         return PIECES, WordPieces.read(str(path_or_name))
     if path.is_dir():
         raise ValueError(f"{path} must be a vectors file or the folder of an encoder, and holds no config.json")
@@ -132,7 +140,9 @@ def _open(path_or_name: str | PathLike[str]) -> tuple[str, Subwords | None]:
         raise ValueError(f"vectors file {path} must end in .vec, .vec.gz or .bin")
     if not path.is_file():
         raise ValueError(f"there is no vectors file {path}")
-    return (BIN, FastText.read(path)) if path.suffix == ".bin" else (VEC, None)
+    if path.suffix == ".bin":
+        return BIN, FastText.read(path)
+    return VEC, None
 
 
 def restore(folder: str | PathLike[str], original: str | PathLike[str] | None = None) -> WordVectors:
@@ -143,10 +153,12 @@ def restore(folder: str | PathLike[str], original: str | PathLike[str] | None = 
         original: where the fastText .bin file is now, if it has moved. Without the file, words that are not in the
             table get no vectors, and a warning says so.
     """
-    about, words = _read_json(Path(folder, _ABOUT), dict), _read_json(Path(folder, _WORDS), list)
+    about = _read_json(Path(folder, _ABOUT), dict)
+    words = _read_json(Path(folder, _WORDS), list)
     subwords: Subwords | None = None
     try:
-        kind, dimension, factor, noted = (about[name] for name in ("source", "dimension", "factor", "subwords"))
+        kind, dimension, factor = about["source"], about["dimension"], about["factor"]
+        noted = about["subwords"]
         if kind == BIN:
             subwords = FastText.restore(noted, original)
         elif kind == PIECES:
@@ -172,7 +184,11 @@ def _read_json(path: Path, kind: type) -> Any:
 
 
 def _read_text(path: Path, max_words: int) -> tuple[list[str], Matrix]:
-    """Line by line: an error names the line. It is several times as fast as gensim's reader, which cannot."""
+    """The words of a .vec file and their vectors, (words, dimension).
+
+    It is read line by line, so that an error names the line, which gensim's reader cannot; and it
+    is several times as fast.
+    """
     rows: dict[str, Matrix] = {}
     try:
         with files.open_bytes(path) as raw, _unpacked(raw, path) as file:
@@ -183,13 +199,14 @@ def _read_text(path: Path, max_words: int) -> tuple[list[str], Matrix]:
             text = _bounded(file, dimension, path)
             for number, line in zip(range(2, missing + 2), text, strict=False):
                 word, row = _parse(line, dimension, f"{path}:{number}")
-                rows.setdefault(word, row)
+                rows.setdefault(word, row)  # of a word that stands there twice, the first counts
                 missing -= 1
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"vectors file {path} cannot be read: {error}") from error
     if missing:
         raise ValueError(f"vectors file {path} is cut off: it lacks {missing} of the words that line 1 promises")
-    return list(rows), np.array(list(rows.values()), np.float32).reshape(len(rows), dimension)
+    table = np.array(list(rows.values()), np.float32)
+    return list(rows), table.reshape(len(rows), dimension)  # also if there are none
 
 
 def _unpacked(file: BinaryIO, path: Path) -> IO[bytes]:
@@ -211,6 +228,7 @@ def _bounded(file: IO[bytes], dimension: int, path: Path) -> Iterator[bytes]:
 
 
 def _parse(line: bytes, dimension: int, place: str) -> tuple[str, Matrix]:
+    """The word of a line and its vector, (dimension,); `place` names the line in errors."""
     word, *numbers = line.rstrip().split(b" ")
     if len(numbers) != dimension:
         raise ValueError(f"{place}: must hold a word and {dimension} numbers, got {len(numbers)}")
