@@ -21,10 +21,11 @@ env: .venv/ready
 demo: env
 	horovodrun -np 2 --gloo python -m tasks.demo
 
-# One process for each core, one thread each; a file stays together, for the sake of what its tests share.
+# One process for each core, one thread each; a file stays together, for the sake of what its tests share, and the
+# longest files come first (tests/conftest.py).
 test: lint
 	scripts/browser.sh
-	OMP_NUM_THREADS=1 python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: env
 	ruff check .

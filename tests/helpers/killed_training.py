@@ -24,6 +24,7 @@ from tasks import train
 from tasks.common import checkpoints
 from tasks.nlu.training_loop import Training
 from tests.helpers.common import Bag, private
+from tests.helpers.waiting import sleep_while_horovod_works
 
 RANK = int(os.environ.get("HOROVOD_RANK") or os.environ.get("RANK") or 0)
 
@@ -107,6 +108,8 @@ def main(plan: dict[str, Any]) -> None:
         private(model, torch.optim.AdamW(model.parameters()), collective="local").step()
         BertInputs.from_words(["call"])
         BertModel(BertConfig(vocab_size=5, hidden_size=2, num_hidden_layers=1, num_attention_heads=1))
+    if "HOROVOD_RANK" in os.environ:
+        sleep_while_horovod_works()
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a second group in the same processes would meet the first
         torch.distributed.init_process_group("gloo")
     for number, job in enumerate(plan["jobs"]):

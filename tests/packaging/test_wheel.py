@@ -63,10 +63,10 @@ def test_the_wheel_holds_the_plugin_and_nothing_else(wheel) -> None:
 
 @pytest.mark.timeout(600)
 def test_it_trains_in_a_clean_environment(wheel, tmp_path) -> None:
-    venv.create(tmp_path / "env", with_pip=True)
+    venv.create(tmp_path / "env")
     python = str(tmp_path / "env" / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel)]
-    subprocess.run(install, check=True, cwd=tmp_path)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True, cwd=tmp_path)
     done = subprocess.run([python, "-c", TRAIN], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "trained\n", done.stderr
     command = [str(tmp_path / "env" / "bin" / "edpsgd"), "plan", "--epsilon", "8", "--delta", "1e-6"]

@@ -9,6 +9,7 @@ import torch
 
 from edpsgd.distributed.collectives import Collective
 from edpsgd.distributed.launchers import resolve
+from tests.helpers.waiting import sleep_while_horovod_works
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,6 +19,7 @@ def workers() -> Collective:
         import horovod.torch as hvd
 
         hvd.init()
+        sleep_while_horovod_works()
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         torch.distributed.init_process_group("gloo")
     return resolve("auto")

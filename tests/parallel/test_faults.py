@@ -57,13 +57,19 @@ def test_a_bad_micro_batch_is_noised_all_the_same(workers) -> None:
     assert_workers_agree(workers, model)
 
 
-@pytest.mark.parametrize("unscale", [False, True])
-def test_grad_scaler_overflow_on_one_worker(workers, unscale) -> None:
-    """No data-dependent number of steps: the worker that overflows still steps, noises and charges."""
+def scaled_training() -> tuple[nn.Linear, torch.amp.GradScaler, edpsgd.PrivateOptimizer]:
+    """A model of zeros, and a scaler that halves or doubles its scale at every step."""
     model = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(model.weight)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
     optimizer = private(model, clip_norm=1e3, noise_multiplier=0.0)
+    return model, scaler, optimizer
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_grad_scaler_overflow_on_one_worker(workers, unscale) -> None:
+    """No data-dependent number of steps: the worker that overflows still steps, noises and charges."""
+    model, scaler, optimizer = scaled_training()
     inputs = torch.ones(2, 4) * (math.inf if workers.rank == workers.size - 1 else 1.0)
     scaler.scale(model(inputs).sum()).backward()
     if unscale:
@@ -81,10 +87,7 @@ def test_grad_scaler_overflow_on_one_worker(workers, unscale) -> None:
 
 @pytest.mark.parametrize("closed_by_step", [False, True])
 def test_grad_scaler_with_several_micro_batches(workers, closed_by_step) -> None:
-    model = nn.Linear(4, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
-    optimizer = private(model, clip_norm=1e3, noise_multiplier=0.0)
+    model, scaler, optimizer = scaled_training()
     for k in range(3):
         bad = workers.rank == 0 and k == 1
         scaler.scale(model(torch.ones(2, 4) * (math.inf if bad else 1.0)).sum()).backward()
@@ -222,10 +225,7 @@ def test_parameters_frozen_later_on_one_worker_only(workers) -> None:
 
 
 def test_an_empty_worker_with_a_grad_scaler(workers) -> None:
-    model = nn.Linear(4, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
-    optimizer = private(model, clip_norm=1e3, noise_multiplier=0.0)
+    model, scaler, optimizer = scaled_training()
     if workers.rank != 0:
         scaler.scale(model(torch.ones(2, 4)).sum()).backward()
     optimizer.accumulate(scaler=scaler)

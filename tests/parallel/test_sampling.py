@@ -41,6 +41,14 @@ def everywhere(workers, batches) -> list[list[list[int]]]:
     return workers.gather(list(batches))
 
 
+def interrupted(workers, model, batches, optimizer, epoch, steps) -> tuple[list[list[list[int]]], dict]:
+    """The batches that an epoch would have had, and what worker 0 saved after some of its steps."""
+    optimizer.set_epoch(epoch)
+    planned = everywhere(workers, batches)
+    train(model, optimizer, batches, steps=steps)
+    return planned, workers.gather(copy.deepcopy(optimizer.state_dict()))[0]
+
+
 @pytest.mark.parametrize("examples", [1, 2, 7, 100])
 @pytest.mark.parametrize(("batch_size", "micro_batches"), [(1, 1), (4, 1), (3, 2), (200, 3)])
 def test_shuffled_batches_hold_every_example_once(workers, examples, batch_size, micro_batches) -> None:
@@ -130,11 +138,7 @@ def test_poisson_draws_after_a_resume(workers, seed) -> None:
         batches = edpsgd.PoissonBatches(60, 0.4, steps_per_epoch=6, micro_batches=3, seed=seed)
         return model, batches, private(model, batches=batches)
 
-    model, batches, optimizer = build()
-    optimizer.set_epoch(2)
-    planned = everywhere(workers, batches)
-    train(model, optimizer, batches, steps=2)
-    saved = workers.gather(copy.deepcopy(optimizer.state_dict()))[0]
+    planned, saved = interrupted(workers, *build(), epoch=2, steps=2)
     again, resumed, other = build()
     other.load_state_dict(saved)
     other.set_epoch(2)
@@ -210,21 +214,17 @@ def test_shuffled_batches_resume_in_the_middle_of_an_epoch(workers, micro_batche
         batches = edpsgd.ShuffledBatches(100, 3, micro_batches=micro_batches)
         return model, batches, private(model, batches=batches)
 
-    model, batches, optimizer = build()
-    optimizer.set_epoch(4)
-    planned = everywhere(workers, batches)
-    train(model, optimizer, batches, steps=3)
-    saved = workers.gather(copy.deepcopy(optimizer.state_dict()))[0]
+    planned, saved = interrupted(workers, *build(), epoch=4, steps=3)
     again, resumed, other = build()
     other.load_state_dict(saved)
     other.set_epoch(other.epoch)
     rest = everywhere(workers, resumed)
     assert rest == [of_worker[3 * micro_batches :] for of_worker in planned]
-    assert train(again, other, resumed) == batches.steps_per_epoch - 3
-    assert [(e.epoch, e.steps, e.batching) for e in other.ledger.events] == [(4, batches.steps_per_epoch, "shuffled")]
+    assert train(again, other, resumed) == resumed.steps_per_epoch - 3
+    assert [(e.epoch, e.steps, e.batching) for e in other.ledger.events] == [(4, resumed.steps_per_epoch, "shuffled")]
     other.set_epoch(4)  # a second pass costs a second time
     train(again, other, resumed, steps=1)
-    assert [e.steps for e in other.ledger.events] == [batches.steps_per_epoch, 1]
+    assert [e.steps for e in other.ledger.events] == [resumed.steps_per_epoch, 1]
 
 
 def test_a_checkpoint_does_not_give_the_sampling_seed_away(workers) -> None:

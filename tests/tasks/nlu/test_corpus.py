@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from tasks.nlu import generator
-from tasks.nlu.corpus import Corpus, spans, word_places
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return Corpus(generator.utterances(60, seed=3))
+from tasks.nlu.corpus import spans, word_places
 
 
 def test_places(corpus) -> None:

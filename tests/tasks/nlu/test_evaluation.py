@@ -20,11 +20,6 @@ from tests.helpers.examples import ROWS, examples_of, small_model
 from tests.helpers.small_models import inputs
 
 
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return Corpus(generator.utterances(60, seed=3))
-
-
 def test_labels_that_the_model_cannot_answer(corpus) -> None:
     """They are number 0 in a batch; evaluation compares strings, and counts an error."""
     said = [Utterance(("call", "anna"), ("O", "B-name"), "phone"), Utterance(("call", "the"), ("O", "B-team"), "sport")]

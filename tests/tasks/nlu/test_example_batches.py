@@ -13,11 +13,6 @@ from tests.helpers.examples import ROWS, examples_of, small_model
 from tests.helpers.small_models import inputs
 
 
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return Corpus(generator.utterances(60, seed=3))
-
-
 @pytest.mark.parametrize("kind", ["clc", "bert"])
 def test_batch_is_what_a_naive_construction_gives(corpus, kind) -> None:
     """Numbers count within the examples' rows, in any order, and twice if they are given twice."""

@@ -7,28 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, BertModel
 
-from tasks.nlu import generator, new_model, run_folder
+from tasks.nlu import new_model, run_folder
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Utterance
 from tests.helpers.run_folders import SMALL, saved
-from tests.helpers.small_models import ENCODER, tiny_configuration
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return Corpus(generator.utterances(60, seed=2))
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory) -> str:
-    """A tiny BERT with the wordpieces of MiniLM."""
-    folder = tmp_path_factory.mktemp("encoder")
-    tokenizer = AutoTokenizer.from_pretrained(ENCODER)
-    tokenizer.save_pretrained(folder)
-    BertModel(tiny_configuration(len(tokenizer), layers=1)).save_pretrained(folder)
-    return str(folder)
 
 
 def test_word_list_has_the_training_rows_only() -> None:

@@ -22,6 +22,7 @@ from tasks.nlu.configuration import Config, parse
 from tasks.nlu.generator import utterances
 from tasks.nlu.new_model import not_covered
 from tasks.nlu.training_job import Outcome
+from tests.helpers import jobs
 from tests.helpers.common import quiet
 from tests.helpers.jobs import assert_same_weights, metrics, run, tiny, tiny_encoder, weights
 from tests.helpers.training_commands import failure, flags
@@ -371,6 +372,7 @@ def test_losses_that_depend_on_other_utterances_are_refused(tmp_path, monkeypatc
 
 def test_the_optimizer_knows_that_losses_were_checked(tmp_path, monkeypatch) -> None:
     told = []
+    monkeypatch.setattr(jobs, "checked_losses", set())
     monkeypatch.setattr(edpsgd.PrivateOptimizer, "note_checked_losses", lambda self: told.append(True))
     run(tiny(tmp_path / "run"))
     assert told == [True]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.heads import IntentSlotModel
-from tasks.nlu import configuration, generator
+from tasks.nlu import configuration, generator, new_model
 from tasks.nlu.corpus import Corpus
 from tasks.nlu.example_batches import Examples
 from tasks.nlu.labels import Labels
@@ -22,6 +22,7 @@ from tasks.nlu.training_step import (
 from tests.helpers.common import needs_bf16
 from tests.helpers.examples import ROWS, examples_of, small_model
 from tests.helpers.jobs import metrics, run, tiny, weights
+from tests.helpers.small_models import tiny_configuration
 
 CPU = torch.device("cpu")
 
@@ -185,13 +186,14 @@ def test_small_micro_batches_are_clipped_in_one_pass(
 @needs_bf16
 @pytest.mark.parametrize("model", ["clc", "bert"])
 @pytest.mark.parametrize("private", ["off", "edp", "example"])
-def test_half_precision(tmp_path, model, private) -> None:
+def test_half_precision(tmp_path, monkeypatch, model, private) -> None:
     """A little noise of rounding, and nothing more: nothing is discarded, and the loss is nearly the same."""
+    monkeypatch.setattr(new_model, "paper_configuration", tiny_configuration)  # the paper's takes ten times as long
     settings = {"model": model, "private": private, "seed": 2, "epochs": 1, "noise_multiplier": 1e-3}
     for precision in ("fp32", "bf16"):
         run(tiny(tmp_path / precision, precision=precision, **settings))
     exact, rounded = (metrics(tmp_path / precision)[0] for precision in ("fp32", "bf16"))
     assert rounded["loss"] != exact["loss"]
-    assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
+    assert rounded["loss"] == pytest.approx(exact["loss"], rel=1e-3)
     assert rounded.get("discarded", 0) == 0
     assert {tensor.dtype for tensor in weights(tmp_path / "bf16").values()} == {torch.float32}
