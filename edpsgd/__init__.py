@@ -11,9 +11,9 @@ from edpsgd.ledger.ledger import Ledger
 from edpsgd.mechanism.layer_scales import FirstStepNorms
 from edpsgd.optimizer import PrivateOptimizer
 from edpsgd.sampling.collate import Collate
-from edpsgd.sampling.denominators import ClippedDenominator, FixedDenominator
 from edpsgd.sampling.poisson import PoissonBatches
 from edpsgd.sampling.shuffled import ShuffledBatches
+from edpsgd.sampling.user_denominators import ClippedDenominator, FixedDenominator
 from edpsgd.sampling.users import FixedSizeUsers, PoissonUsers
 from edpsgd.schedules import ExponentialDecay, LinearDecay, parse_decay
 from edpsgd.validation.losses import check_losses

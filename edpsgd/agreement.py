@@ -1,4 +1,4 @@
-"""What the workers of a training must have alike, in words.
+"""What the workers of a training must have alike, in words; ``distributed/consensus.py`` compares it.
 
 It is compared when the optimizer is made, and in every step.
 """

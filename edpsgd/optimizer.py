@@ -42,8 +42,8 @@ from edpsgd.validation import optimizers
 class PrivateOptimizer(OptimizerWrapper):
     """Wraps a torch optimizer so that every step is differentially private, on one process or many workers.
 
-    Each worker clips the gradient of its micro-batch and adds its share of Gaussian noise; the noised gradients are
-    summed over the workers, divided by the public number of micro-batches and handed to the wrapped optimizer. After
+    Each worker clips the gradient of its micro-batch, divides by the public number of all micro-batches and adds its
+    share of Gaussian noise; these are summed over the workers and handed to the wrapped optimizer. After
     ``step()`` the gradients are consumed: ``.grad`` is None, so that nothing can be used twice.
 
     Args:
@@ -79,7 +79,7 @@ class PrivateOptimizer(OptimizerWrapper):
         budget: ``Budget(epsilon, delta)``; the step that would exceed it raises ``BudgetExhausted`` on all workers.
 
     Attributes:
-        discarded: how many micro-batches, over all workers, held NaN or infinities and counted as zero.
+        discarded: how many units, over all workers, held NaN or infinities and counted as zero.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -158,7 +158,7 @@ class PrivateOptimizer(OptimizerWrapper):
         self._noise_multiplier = self._settings.noise_at(0)  # of the current epoch
         self._source = GaussianSource(self._settings.seed, self._collective.rank)
         self._clips = ClipCounter()  # of the current epoch
-        self._has_released = False  # whether a step was begun
+        self._has_begun_step = False
         self._is_ddp_checked = False  # whether parameters were looked for in DDP once more, before they are used
         self._is_inner_state_made = False  # for hvd.broadcast_optimizer_state()
         self._are_losses_checked = False  # whether no loss depends on other examples, says check_losses
@@ -185,7 +185,7 @@ class PrivateOptimizer(OptimizerWrapper):
 
     @property
     def discarded(self) -> int:
-        """How many micro-batches, over all workers, held NaN or infinities and counted as zero."""
+        """How many units, over all workers, held NaN or infinities and counted as zero."""
         return self._progress.discarded
 
     @property
@@ -204,7 +204,7 @@ class PrivateOptimizer(OptimizerWrapper):
 
     @property
     def clip_fraction(self) -> float:
-        """The share of this worker's micro-batches that were clipped in this epoch; NaN if there were none.
+        """The share of this worker's units that were clipped in this epoch; NaN if there were none.
 
         Per layer, one clipped layer is enough. Empty micro-batches and discarded ones do not count. Only reading it
         waits for the device. It is a diagnostic that no noise covers: it is for the trainer's eyes only, and once it
@@ -341,9 +341,9 @@ class PrivateOptimizer(OptimizerWrapper):
         """The algorithm: clip, pay, add noise, sum over the workers, update."""
         self._check_scaling()
         self._follow_parameters()
-        refusal = self._wrong or self._refusal_of_place() or self._refusal_of_open_unit()
+        refusal = self._wrong or self._displaced_step() or self._refusal_of_open_unit()
         self._close_last_unit()
-        self._has_released = True
+        self._has_begun_step = True
         number = self._progress.steps
         self._progress.steps += 1  # even if the step fails, its noise is not used again
         message = StepMessage(
@@ -374,8 +374,11 @@ class PrivateOptimizer(OptimizerWrapper):
         if getattr(self, "found_inf", None) is not None:  # set by GradScaler, also where unscale_() came before
             self._bookkeeping.note_once("loss_scaling")
 
-    def _refusal_of_place(self) -> Exception | None:
-        """A worker that has become another one sends an empty message of the size that the others expect."""
+    def _displaced_step(self) -> Exception | None:
+        """Why the step is refused, if this worker has become another one.
+
+        It drops what it has, and sends an empty message of the size that the others expect.
+        """
         refusal = self._bookkeeping.displaced()
         if refusal is not None:
             self.zero_grad()
@@ -495,7 +498,7 @@ class PrivateOptimizer(OptimizerWrapper):
         checkpoints.check_format(state)
         self._check_between_steps("load_state_dict()")
         self._settings, self._progress = checkpoints.restore(
-            state, self._settings, self._bookkeeping, self._collective, self._has_released
+            state, self._settings, self._bookkeeping, self._collective, self._has_begun_step
         )
         self._source = GaussianSource(self._settings.seed, self._collective.rank)  # without a seed, fresh entropy
         self._noise_multiplier = self._settings.noise_at(self.epoch or 0)

@@ -1,4 +1,4 @@
-"""Every condition of ε and every "not covered", worded once: what nobody has checked, and when.
+"""Every condition of ε and every "not covered" of this library, worded once: what nobody has checked, and when.
 
 The two tables at the end hold each sentence with the fields of the record, or the events, that it
 depends on.

@@ -1,8 +1,9 @@
-"""The ledger: what was released, as plain, append-only data. Accounting reads it and nothing else.
+"""The ledger: what was released, as plain, append-only data. ε is of its events and nothing else (``guarantee``).
 
-An event is a pass over the data: the steps between two calls of set_epoch, under one noise multiplier (the real one,
-after all factors of privacy.md section 3). If set_epoch was never called, nobody has said that the steps of an event
-use different examples, and its epoch is None: every step then counts as a pass of its own.
+An event is a pass over the data, or a measurement of layer scales. A pass is the steps between two calls of set_epoch,
+under one noise multiplier (the real one, after all factors of privacy.md section 3). If set_epoch was never called,
+nobody has said that the steps of an event use different examples, and its epoch is None: every step then counts as a
+pass of its own.
 
 With a file, an entry is on disk before the release that it pays for can reach any model (privacy.md section 8). Steps
 are reserved in blocks: a crash may count a few steps that never happened, it never misses one that did.
@@ -79,12 +80,12 @@ class Ledger:
 
     @property
     def runs(self) -> list[RunRecord]:
-        """The record of every run that wrote here, oldest first."""
+        """The records of every run that wrote here, oldest first: another one wherever its settings changed."""
         return self._content.runs
 
     @property
     def events(self) -> list[Event]:
-        """What was released."""
+        """What was released; the file also counts steps that are reserved and may not come."""
         return self._content.events
 
     # ---------------------------------------------------------------- runs

@@ -55,9 +55,9 @@ class StepAccumulator:
 
     @property
     def divisor(self) -> float:
-        """What the sum over the workers is divided by.
+        """What the sum over the workers is divided by: a public number (``public_divisor``).
 
-        A public number: never a count of examples, or of workers that happened to have data.
+        With single examples the settings hold it, and the number of closed units does not matter.
         """
         return sensitivity.public_divisor(self.settings.divisor, self._workers, self.closed)
 
@@ -79,7 +79,8 @@ class StepAccumulator:
             was_clipped: whether it was clipped before it came, if it was made within the ball.
         """
         self.closed += 1
-        # The divisor depends on the number of units, which is known with the last one.
+        # The sum is divided here, before it gets its noise. The divisor depends on the number of units, which is known
+        # with the last one.
         weight = 1.0 / self.divisor if is_last else 1.0
         self.layers.sum.scale_(weight)
         if all(gradient is None for gradient in gradients):

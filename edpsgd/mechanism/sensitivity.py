@@ -31,7 +31,8 @@ def sum_sensitivity(unit: str, clip_norm: float, factor: float = 1.0) -> float:
 def public_divisor(given: float | None, workers: int, micro_batches: int) -> float:
     """What the sum is divided by: the expected number of units, or N·K (sections 3 and 7).
 
-    It never is a count of what happened to be drawn, which would tell of the draw.
+    A count of what happened to be drawn would tell of the draw. ``micro_batches`` is one only where
+    a script groups examples by ``units=`` without ``count``, of which a condition of ε speaks.
     """
     return given or float(workers * micro_batches)
 

@@ -1,9 +1,10 @@
 """The comparison with autograd: what the rules and their reading of the graph are trusted for.
 
-A comparison holds a random mixture of all units, and the norms of some of them, against plain
-autograd (``deviations``). A layer that does not agree is distrusted from then on, and left to
-autograd. If all of a batch's operations agreed before, that is an error, since batches that were
-not compared may have been wrong.
+A comparison holds a random mixture of all units (in half precision, of some) against plain
+autograd, and the norms of some against gradients that are instantiated from the same rows
+(``deviations``). A layer that does not agree is distrusted from then on, and left to autograd. If
+all of a batch's operations agreed before, that is an error, since batches that were not compared
+may have been wrong.
 """
 
 from __future__ import annotations

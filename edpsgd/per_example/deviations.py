@@ -1,4 +1,8 @@
-"""How far a batch's sums and norms are from what plain autograd says."""
+"""How far a batch's sums are from plain autograd's, and its norms from instantiated gradients.
+
+Autograd has no gradient for each unit. So norms are compared with gradients that are instantiated
+from the same rows, and these rows with autograd by a random mixture of the units.
+"""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ A matrix's gradient is Σ lᵢ rᵢᵀ over the rows i of a unit: the output gra
 activation r, or the other way round where the parameter is transposed. Its squared norm is Σ
 (lᵢ·lⱼ)(rᵢ·rⱼ) over pairs of rows, the ghost norm, for which no unit's gradient is instantiated
 (Goodfellow 2015; Li et al. 2022). For T rows of widths p and d that takes T²(p + d) steps and
-instantiation T·p·d: each layer takes what is cheaper (mixed ghost clipping, Bu et al. 2022). Either
-way the factors also give the weighted sum, without a second backward pass (book-keeping, Bu et al.
-2023).
+instantiation T·p·d: each layer takes what is cheaper (after the mixed ghost clipping of Bu et al.
+2022, whose measure is memory), and small gradients are instantiated where that is a little dearer,
+since they then make the sum too. Either way the weighted sum needs no second backward pass
+(book-keeping, Bu et al. 2023).
 
 Such products leave the range of single precision long before the gradient does: rows of 1e-13 and
 1e+13 are enough. So it is known of every squared norm how much of it may be lost below that range.
@@ -93,7 +94,10 @@ class LayerGradients:
         return self._instantiated
 
     def _fit(self, values: torch.Tensor) -> torch.Tensor:
-        """In the parameter's precision, as it may be used in several; half precision waits."""
+        """In the parameter's precision, as it may be used in several.
+
+        Half precision stays until it is multiplied (``precision.exact``), to take half the memory.
+        """
         is_half = values.dtype not in (torch.float32, torch.float64)
         return values if is_half and self.dtype is torch.float32 else values.to(self.dtype)
 

@@ -2,9 +2,9 @@
 
 from edpsgd.sampling.base import Batches
 from edpsgd.sampling.collate import Collate
-from edpsgd.sampling.denominators import ClippedDenominator, FixedDenominator
 from edpsgd.sampling.poisson import PoissonBatches
 from edpsgd.sampling.shuffled import ShuffledBatches
+from edpsgd.sampling.user_denominators import ClippedDenominator, FixedDenominator
 from edpsgd.sampling.users import FixedSizeUsers, PoissonUsers, Users
 
 __all__ = [

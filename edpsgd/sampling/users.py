@@ -18,9 +18,9 @@ import numpy as np
 from edpsgd._arguments import check_count, check_number
 from edpsgd.distributed.collectives import Collective
 from edpsgd.sampling.base import Batches
-from edpsgd.sampling.denominators import ClippedDenominator, FixedDenominator
 from edpsgd.sampling.poisson import PoissonBatches
 from edpsgd.sampling.secret_draws import RandomDraws
+from edpsgd.sampling.user_denominators import ClippedDenominator, FixedDenominator
 
 
 def _is_count(value: object) -> bool:

@@ -164,6 +164,7 @@ class Training:
 
     def _step(self, train: Examples, micro_batches: MicroBatches) -> None:
         """One step of the optimizer."""
+        # Rates follow from the place in the training, so that a resumed run has the same.
         steps_taken = self.state.epoch * self.batches.steps_per_epoch + self.batches.position
         set_rates(self.optimizer, self.config, steps_taken, self.total_steps)
         torch.manual_seed(dropout_seed(self._seed, self.workers.collective.rank, self.state.step))
@@ -261,7 +262,7 @@ class Training:
         )
 
     def _end_early(self, error: edpsgd.BudgetExhausted, shown: progress.Progress) -> None:
-        """Steps that ran again after a crash have cost the budget of the last ones."""
+        """Ends where the budget does: after a crash, steps that ran again have used up that of the last ones."""
         self._count_seconds(go_on=False)
         self.state.is_stopped = True
         epoch = self.state.epoch + 1
