@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -22,6 +23,10 @@ def workers() -> Collective:
         sleep_while_horovod_works()
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         torch.distributed.init_process_group("gloo")
+        # Every PrivateOptimizer looks for a DistributedDataParallel among all objects that are not
+        # frozen. None of those that pytest and the imports have made is one.
+        gc.collect()
+        gc.freeze()
     return resolve("auto")
 
 
