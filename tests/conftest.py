@@ -11,7 +11,7 @@ LONGEST_FIRST = (
     "tests/test_launchers.py",
     "tests/tasks/test_resume.py",
     "tests/packaging/test_wheel.py",
-    "tests/benchmarks/test_interrupted.py",
+    "tests/benchmarks/test_recipes.py",
     "tests/test_readme.py",
     "tests/mia/test_attack.py",
     "tests/benchmarks/report/test_browser.py",
@@ -21,7 +21,7 @@ LONGEST_FIRST = (
     "tests/mia/test_example_worlds.py",
     "tests/edpsgd/mechanism/test_cost.py",
     "tests/edpsgd/accounting/test_pld.py",
-    "tests/mia/test_memorization.py",
+    "tests/benchmarks/test_memorization.py",
     "tests/benchmarks/report/test_render.py",
     "tests/edpsgd/validation/test_losses.py",
 )
