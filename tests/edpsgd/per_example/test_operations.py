@@ -15,6 +15,7 @@ from edpsgd.per_example.graph import read_graph
 from edpsgd.per_example.operations import MEANINGS, argument_owners
 from edpsgd.per_example.owners import NOBODY, SHARED
 from tests.helpers.networks.network import Network, make_plan
+from tests.helpers.unit_loop import check_uncompared
 
 
 def test_meanings_say_what_backward_does() -> None:
@@ -55,3 +56,10 @@ def test_one_packed_sequence_with_the_examples_along_its_features() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(engine.backward(losses), torch.stack(expected))
+
+
+def test_a_flip_of_no_dimension_leaves_examples_where_they_are() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    losses = layer(torch.randn(4, 3)).flip(()).square().sum(1)
+    check_uncompared(dict(layer.named_parameters()), losses)
