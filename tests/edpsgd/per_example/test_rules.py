@@ -102,3 +102,10 @@ def test_real_parameters_in_complex_operations(how: str) -> None:
     vector = nn.Parameter(torch.randn(3))
     found = {"multiplied": x * vector + x, "added": x + vector, "product": x @ vector.diag().to(x.dtype)}[how]
     check_uncompared({"vector": vector}, found.abs().sum(1))
+
+
+def test_a_layer_norm_with_a_transposed_weight() -> None:
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3, 3))
+    normed = nn.functional.layer_norm(torch.randn(4, 3, 3), (3, 3), weight.T, bias.T)
+    check_uncompared({"weight": weight, "bias": bias}, normed.pow(3).sum((1, 2)))
