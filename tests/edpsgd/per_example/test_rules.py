@@ -109,3 +109,10 @@ def test_a_layer_norm_with_a_transposed_weight() -> None:
     weight, bias = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3, 3))
     normed = nn.functional.layer_norm(torch.randn(4, 3, 3), (3, 3), weight.T, bias.T)
     check_uncompared({"weight": weight, "bias": bias}, normed.pow(3).sum((1, 2)))
+
+
+def test_a_bias_of_one_number_for_all_features() -> None:
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(1))
+    losses = nn.functional.linear(torch.randn(4, 3), weight, bias).square().sum(1)
+    check_uncompared({"weight": weight, "bias": bias}, losses)
