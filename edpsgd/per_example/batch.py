@@ -16,7 +16,7 @@ from edpsgd.per_example.backward_pass import BackwardPass
 from edpsgd.per_example.fallback import FallbackGradients, has_casts
 from edpsgd.per_example.ghost import LayerGradients
 from edpsgd.per_example.graph import OutputGradients, read_graph
-from edpsgd.per_example.layout import Units
+from edpsgd.per_example.layout import Layout, Units
 from edpsgd.per_example.plan import Plan, Planner
 from edpsgd.per_example.results import BatchGradients
 from edpsgd.per_example.row_products import Products
@@ -107,17 +107,20 @@ def _apply_rules(
     """The gradients of the parameters that rules serve, in factors; by number."""
     numbers = {name: number for number, name in enumerate(parameters)}
     products = Products()
-    of_nodes: dict[Node, Received] = {}  # which rules for several parameters of an operation read
+    # What rules for several parameters of an operation read. If all of it belongs to one example,
+    # each parameter may have another dimension for its layout.
+    of_nodes: dict[tuple[Node, Layout], Received] = {}
     layers: dict[int, LayerGradients] = {}
     for name, served in plan.served.items():
         layer = LayerGradients(parameters[name], units.count, products)
         for one in served:
             node = one.use.receiver
-            if node not in of_nodes:
+            key = (node, one.layout)
+            if key not in of_nodes:
                 common = {"gates": backward.gates.pop(node)} if node in backward.gates else {}
-                of_nodes[node] = Received(backward.received[node], one.layout, units, common)
+                of_nodes[key] = Received(backward.received[node], one.layout, units, common)
             if any(gradient is not None for gradient in backward.received[node]):
-                one.rule.add(one.use, of_nodes[node], layer)
+                one.rule.add(one.use, of_nodes[key], layer)
         layers[numbers[name]] = layer
     return layers
 

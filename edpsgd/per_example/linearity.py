@@ -48,7 +48,8 @@ def refuse_nonlinear(node: Node, prober: Prober) -> None:
 
 def _random_or_none(result: Any, prober: Prober) -> torch.Tensor | None:
     """A random output gradient; None for results without any, such as numbers of rows."""
-    return prober.random_output_gradient(result) if result.dtype.is_floating_point else None
+    has_gradient = result.dtype.is_floating_point or result.dtype.is_complex
+    return prober.random_output_gradient(result) if has_gradient else None
 
 
 def _scaled(values: OutputGradients, gain: float) -> list[torch.Tensor | None]:

@@ -105,8 +105,8 @@ class Planner:
         return plan
 
     def _plan_parameter(self, plan: Plan, name: str, found: Sequence[Use]) -> None:
-        # A part of the batch may be empty.
-        uses = [use for use in found if 0 not in shapes(use.receiver)[0]]
+        # A part of the batch may be empty; but of several results, as of a split, all must be.
+        uses = [use for use in found if any(0 not in shape for shape in shapes(use.receiver))]
         served = [self._serve(use) for use in uses]
         with_rule = [one for one in served if one is not None]
         if len(with_rule) == len(uses):

@@ -27,7 +27,7 @@ from edpsgd.per_example.operations import Results
 from edpsgd.per_example.owners import NOBODY, SHARED, Owners
 
 # Of random output gradients: small shares must not be lost below the range.
-_SIZES = {torch.float16: 2.0**4}
+_SIZES = {torch.float16: 2.0**4, torch.complex32: 2.0**4}
 _LARGE_SIZE = 2.0**20
 
 
@@ -92,10 +92,14 @@ class Prober:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self.seed)
         generator = self._generators[device]
-        unit_interval = torch.rand(tuple(result.shape), generator=generator, device=device)
+        # A backward may hand the imaginary parts alone to an argument: they must not be zero.
+        parts = (2,) if dtype.is_complex else ()
+        shape = (*result.shape, *parts)
+        unit_interval = torch.rand(shape, generator=generator, device=device)
         numbers = unit_interval * 4.0 - 2.0
         away_from_zero = numbers.sign() + numbers / 2.0
-        return (away_from_zero * _SIZES.get(dtype, _LARGE_SIZE)).to(dtype)
+        scaled = away_from_zero * _SIZES.get(dtype, _LARGE_SIZE)
+        return (torch.view_as_complex(scaled) if parts else scaled).to(dtype)
 
 
 def keep_zeros(nodes: Iterable[Node]) -> bool:

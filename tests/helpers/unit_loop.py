@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from edpsgd.per_example import UnitGradients
+from edpsgd.per_example.batch import compute_batch
+from edpsgd.per_example.graph import read_graph
+from edpsgd.per_example.layout import make_units
 
 torch.set_num_threads(1)
 
@@ -58,6 +61,25 @@ def check(
             error, size = float((total - right).norm()), float((right - 1.0).norm())
             assert error <= tolerance * (size + whole / 10), (list(trained(model))[layer], error, size)
     assert all(p.grad is None for p in parameters)
+
+
+def check_uncompared(parameters: dict[str, torch.Tensor], losses: torch.Tensor) -> None:
+    """The same for a batch that nobody compares with autograd, so that no comparison hides what is wrong."""
+    numbers = torch.arange(len(losses))
+    expected = gradients_of(losses, list(parameters.values()), numbers, len(losses))
+    kinds = {node.name() for node in read_graph(losses).nodes}
+    units = make_units(losses, None, None)
+    batch = compute_batch(parameters, losses, torch.ones(len(losses)), units, set(), kinds, False)
+    assert not batch.is_compared
+    expected_norms = torch.tensor([[float(g.norm()) for g in unit] for unit in expected])
+    scale = float(expected_norms.norm())
+    torch.testing.assert_close(batch.norms().float(), expected_norms, rtol=1e-4, atol=1e-6 * scale)
+    factors = torch.arange(1.0, len(losses) + 1)
+    sums = [torch.zeros_like(p, requires_grad=False) for p in parameters.values()]
+    batch.add_weighted_(sums, factors)
+    for layer, total in enumerate(sums):
+        right = sum(float(factor) * unit[layer] for factor, unit in zip(factors, expected, strict=True))
+        torch.testing.assert_close(total, right, rtol=1e-4, atol=1e-5 * scale)
 
 
 class Fast(warnings.catch_warnings):

@@ -73,6 +73,8 @@ def index(node: Node, results: Results) -> Arguments:
 def gather(node: Node, results: Results) -> Arguments:
     """Numbers that pick along one dimension, at each place of the others."""
     owners, size, shape = only_result(results), argument_shape(node, 0), shapes(node)[0]
+    if not size:  # a number may be picked several times, and has no dimension to do it along
+        return [own.unspread(owners, size)]
     dim = saved_dim(node, "dim", len(size))
     are_others_whole = own.without(size, dim) == own.without(shape, dim)
     is_decided = own.is_constant(owners, [dim]) and are_others_whole

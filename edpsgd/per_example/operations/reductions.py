@@ -35,6 +35,8 @@ def reduction(node: Node, results: Results) -> Arguments:
 def along_dim(node: Node, results: Results) -> Arguments:
     """Elements depend on others along one dimension, which is decided if that has one owner."""
     owners = first_result(results)
+    if owners.dim() == 0:  # a number has no others
+        return [owners]
     is_decided = own.is_constant(owners, [saved_dim(node, "dim", owners.dim())])
     return [owners if is_decided else None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.autograd.graph import Node
 
 from edpsgd.per_example import owners as own
-from edpsgd.per_example.graph import shapes
+from edpsgd.per_example.graph import saved, shapes
 from edpsgd.per_example.operations.common import (
     Arguments,
     Meaning,
@@ -15,6 +15,7 @@ from edpsgd.per_example.operations.common import (
     only_result,
     saved_dim,
     saved_dims,
+    signed,
 )
 from edpsgd.per_example.owners import Owners
 
@@ -47,7 +48,9 @@ def permute(node: Node, results: Results) -> Arguments:
 def flip(node: Node, results: Results) -> Arguments:
     """The same dimensions in the other direction."""
     owners = only_result(results)
-    return [owners.flip(saved_dims(node, "dims", owners.dim()))]
+    # None of them may be given: then nothing is flipped, where a sum would be over all.
+    dims = [signed(dim) for dim in saved(node, "_saved_dims")]
+    return [owners.flip(dims)]
 
 
 def repeat(node: Node, results: Results) -> Arguments:

@@ -10,6 +10,7 @@ A rule for another operation is one more entry in the table of one of these modu
 from __future__ import annotations
 
 from edpsgd.per_example import recurrent
+from edpsgd.per_example.graph import result_metadata
 from edpsgd.per_example.rules import elementwise, lookups, products
 from edpsgd.per_example.rules.rule import Rule
 from edpsgd.per_example.uses import Use
@@ -27,7 +28,9 @@ RULES: dict[str, Rule] = {
 def find_rule(use: Use) -> Rule | None:
     """The rule that serves a use, if there is one."""
     rule = RULES.get(use.node.name())
-    if rule is None:
+    # No rule conjugates factors, or knows that a real parameter takes the real part alone.
+    is_complex = any(result.dtype.is_complex for result in result_metadata(use.node))
+    if rule is None or is_complex:
         return None
     if use.is_reshaped and (use.is_turned or not rule.takes_any_shape):
         return None

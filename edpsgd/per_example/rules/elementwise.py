@@ -14,7 +14,8 @@ from edpsgd.per_example.uses import Received, Use
 
 
 def _fits_layer_norm(use: Use) -> bool:
-    return use.slot in (1, 2)
+    # Several dimensions may be normalised, and the parameter of two be a transposed one.
+    return use.slot in (1, 2) and not use.is_turned
 
 
 def _is_outside_of_norm(use: Use, dim: int) -> bool:

@@ -15,7 +15,8 @@ def _fits_product(use: Use) -> bool:
     if use.node.name() == "AddmmBackward0":
         is_plain = use.saved("alpha") == 1 and use.saved("beta") == 1
         is_weight = use.slot == 2
-        is_bias = use.slot == 0 and len(use.shape) == 1
+        # One number for all columns is broadcast along them too.
+        is_bias = use.slot == 0 and use.shape == shapes(use.node)[0][1:]
         return is_plain and (is_weight or is_bias)
     return use.slot == 1
 

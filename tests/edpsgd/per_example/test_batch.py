@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from edpsgd.per_example import UnitGradients
 from edpsgd.per_example.batch import compute_batch
 from edpsgd.per_example.layout import make_units
-from tests.helpers.unit_loop import Fast, check, trained
+from tests.helpers.unit_loop import Fast, check, check_uncompared, trained
 
 
 class Shared(nn.Module):
@@ -305,3 +305,15 @@ def test_what_is_known_of_a_batch() -> None:
     assert not last.is_compared  # so that the graph is freed
     with pytest.raises(RuntimeError, match="a second time|already been freed"):
         losses.sum().backward()
+
+
+@pytest.mark.parametrize("combine", [torch.add, torch.mul])
+@pytest.mark.parametrize("examples", [1, 3])
+def test_parameters_of_one_operation_that_are_broadcast_along_others(combine, examples: int) -> None:
+    """The operation belongs to one example, and each parameter looks at it along another dimension."""
+    torch.manual_seed(0)
+    parameters = {"column": nn.Parameter(torch.randn(3, 1)), "row": nn.Parameter(torch.randn(1, 3))}
+    found = []
+    for x in torch.randn(examples, 3, 3):
+        found.append((combine(*parameters.values()) * x).square().sum())
+    check_uncompared(parameters, torch.stack(found))

@@ -120,3 +120,23 @@ def test_one_function_alone(change: str, dtype: torch.dtype) -> None:
     else:
         with pytest.raises(WrongGradients, match="ChangedBackward is not linear"):
             refuse_nonlinear(function, prober)
+
+
+class ComplexClamped(torch.autograd.Function):
+    """A complex number of a real one, with a backward that clamps."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.complex(x, x)
+
+    @staticmethod
+    def backward(ctx, output_gradient):
+        return (output_gradient.real + output_gradient.imag).clamp(-0.1, 0.1)
+
+
+def test_a_function_with_complex_results_is_tried_too() -> None:
+    layer = nn.Linear(3, 2)
+    losses = ComplexClamped.apply(layer(torch.randn(4, 3))).abs().sum(1)
+    function = next(node for node in read_graph(losses).nodes if node.name() == "ComplexClampedBackward")
+    with pytest.raises(WrongGradients, match="ComplexClampedBackward is not linear"):
+        refuse_nonlinear(function, Prober(4, seed=0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -15,6 +16,7 @@ from edpsgd.per_example.graph import read_graph
 from edpsgd.per_example.operations import MEANINGS, argument_owners
 from edpsgd.per_example.owners import NOBODY, SHARED
 from tests.helpers.networks.network import Network, make_plan
+from tests.helpers.unit_loop import check_uncompared
 
 
 def test_meanings_say_what_backward_does() -> None:
@@ -55,3 +57,29 @@ def test_one_packed_sequence_with_the_examples_along_its_features() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(engine.backward(losses), torch.stack(expected))
+
+
+def test_a_flip_of_no_dimension_leaves_examples_where_they_are() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    losses = layer(torch.randn(4, 3)).flip(()).square().sum(1)
+    check_uncompared(dict(layer.named_parameters()), losses)
+
+
+@pytest.mark.parametrize("change", ["cumsum", "log_softmax", "gather", "gather twice"])
+def test_operations_along_the_dimension_of_a_number(change: str) -> None:
+    """Torch takes a number for a vector of length 1."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 1)
+    found = []
+    for x in torch.randn(4, 3):
+        number = layer(x).square().sum()
+        if change.startswith("gather"):
+            places = torch.tensor([0, 0] if change == "gather twice" else 0)
+            number = number.gather(0, places).sum()
+        elif change == "cumsum":
+            number = number.cumsum(0)
+        else:
+            number = number + number.log_softmax(0)
+        found.append(number)
+    check_uncompared(dict(layer.named_parameters()), torch.stack(found))

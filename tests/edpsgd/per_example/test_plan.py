@@ -8,7 +8,7 @@ from torch import nn
 from edpsgd.per_example.attribution import attribute_examples
 from edpsgd.per_example.graph import read_graph
 from edpsgd.per_example.plan import Plan, Planner
-from tests.helpers.unit_loop import trained
+from tests.helpers.unit_loop import check_uncompared, trained
 
 
 def planned(model: nn.Module, losses: torch.Tensor, *distrusted: str) -> tuple[Plan, Planner]:
@@ -55,3 +55,10 @@ def test_a_distrusted_parameter_is_cut_at_the_losses() -> None:
     plan, planner = planned(layer, layer(torch.randn(4, 3)).squeeze(1), "weight")
     assert set(plan.served) == {"bias"}
     assert plan.cuts == {frozenset([planner.attribution.graph.root[0]]): ["weight"]}
+
+
+def test_a_parameter_whose_first_part_is_empty() -> None:
+    """The second part is not, and its gradient counts."""
+    weight = nn.Parameter(torch.randn(3, 2))
+    _, part = weight.split([0, 2], dim=1)
+    check_uncompared({"weight": weight}, (torch.randn(4, 3) @ part).square().sum(1))

@@ -11,6 +11,7 @@ from edpsgd.per_example.graph import read_graph, shapes
 from edpsgd.per_example.owners import NOBODY, SHARED
 from edpsgd.per_example.probing import Prober, call_backward, keep_zeros
 from tests.edpsgd.per_example.zoo import Reordering
+from tests.helpers.unit_loop import check_uncompared
 
 
 def test_more_examples_than_there_are_powers_of_two() -> None:
@@ -69,3 +70,12 @@ def test_a_function_answers_for_its_tensors_only() -> None:
     [rows, nothing] = call_backward(function, [torch.eye(3)[:, :2]])
     assert rows[order].tolist() == torch.eye(3)[:, :2].tolist()
     assert nothing is None
+
+
+def test_imaginary_parts_belong_to_somebody() -> None:
+    """An argument may receive nothing but the imaginary parts of what the result receives."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"real": nn.Linear(3, 2), "imaginary": nn.Linear(3, 2)})
+    x = torch.randn(4, 3)
+    losses = torch.complex(model["real"](x), model["imaginary"](x)).abs().sum(1)
+    check_uncompared(dict(model.named_parameters()), losses)

@@ -8,7 +8,7 @@ from torch import nn
 
 from edpsgd.per_example import UnitGradients, ghost
 from tests.edpsgd.per_example.zoo import ZOO, Sequences, made
-from tests.helpers.unit_loop import Fast, check, trained
+from tests.helpers.unit_loop import Fast, check, check_uncompared, trained
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -90,3 +90,29 @@ def test_convolutions(dims: int, stride: int, dilation: int, padding: str | int)
 def test_other_convolutions(layer: nn.Module) -> None:
     torch.manual_seed(0)
     check_convolution(layer, SIZES[1] if "1d" in type(layer).__name__ else SIZES[2])
+
+
+@pytest.mark.parametrize("how", ["multiplied", "added", "product"])
+def test_real_parameters_in_complex_operations(how: str) -> None:
+    """Their gradients are the real parts of products with conjugates."""
+    torch.manual_seed(0)
+    weight, x = nn.Parameter(torch.randn(3, 3)), torch.randn(4, 3, dtype=torch.complex64)
+    found = {"multiplied": x * weight[0] + x, "added": x + weight[0], "product": x @ weight.to(x.dtype)}[how]
+    check_uncompared({"weight": weight}, found.abs().sum(1))
+    vector = nn.Parameter(torch.randn(3))
+    found = {"multiplied": x * vector + x, "added": x + vector, "product": x @ vector.diag().to(x.dtype)}[how]
+    check_uncompared({"vector": vector}, found.abs().sum(1))
+
+
+def test_a_layer_norm_with_a_transposed_weight() -> None:
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3, 3))
+    normed = nn.functional.layer_norm(torch.randn(4, 3, 3), (3, 3), weight.T, bias.T)
+    check_uncompared({"weight": weight, "bias": bias}, normed.pow(3).sum((1, 2)))
+
+
+def test_a_bias_of_one_number_for_all_features() -> None:
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(1))
+    losses = nn.functional.linear(torch.randn(4, 3), weight, bias).square().sum(1)
+    check_uncompared({"weight": weight, "bias": bias}, losses)
