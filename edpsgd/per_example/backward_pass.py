@@ -3,7 +3,7 @@
 Autograd is asked for the output gradients of these nodes, and never for those of parameters, so
 that no gradient of a parameter is computed. An LSTM layer of oneDNN is the exception: its own
 backward always makes the gradients of its weights as well, summed over the batch. Where all ways
-lead through it, the pass stops above such a layer, ``recurrent`` computes what it hands to its
+lead through it, the pass stops above such a layer, ``rules/lstm`` computes what it hands to its
 input, and a second pass goes on from there.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-from edpsgd.per_example import recurrent
 from edpsgd.per_example.graph import Graph, OutputGradients
 from edpsgd.per_example.plan import Plan
+from edpsgd.per_example.rules import lstm
 from edpsgd.per_example.uses import Use
 
 
@@ -50,7 +50,7 @@ class BackwardPass:
             one.rule.hold_saved(one.use)
         watched = self.plan.watched(self.graph.nodes)
         served = {one.use.node: one.use for one in self.plan.all_served()}
-        by_hand = {node for node in served if recurrent.has_constant_start(node)}
+        by_hand = {node for node in served if lstm.has_constant_start(node)}
         layers = [node for node in self.graph.nodes if node in by_hand]
         stretches = _cut_into_stretches(self.graph, layers)
         if not _can_stop_between(self.graph, stretches, watched):
@@ -74,8 +74,8 @@ class BackwardPass:
         """Computes the gates of layers that have received all that they will."""
         for node in layers:
             use = served[node]
-            workspace = use.saved(recurrent.WORKSPACE)
-            self.gates[node] = recurrent.gate_gradients(use, self.received[node], workspace)
+            workspace = use.saved(lstm.WORKSPACE)
+            self.gates[node] = lstm.gate_gradients(use, self.received[node], workspace)
             if self.is_last:
                 self.graph.free(node)
 
@@ -85,7 +85,7 @@ class BackwardPass:
             return
         parts = []
         for node in stretch.layers:
-            parts.append(recurrent.input_gradient(served[node], self.gates[node]))
+            parts.append(lstm.input_gradient(served[node], self.gates[node]))
         gradient = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
         below = [node for node in watched if node in stretch.nodes]
         edge = GradientEdge(stretch.begin, stretch.output)

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch.autograd.graph import Node
 
-from edpsgd.per_example import recurrent
 from edpsgd.per_example.attribution import Attribution
 from edpsgd.per_example.fallback import find_cut
 from edpsgd.per_example.graph import shapes
 from edpsgd.per_example.layout import Layout
 from edpsgd.per_example.operations import lstm_sequences
-from edpsgd.per_example.rules import Rule, find_rule
+from edpsgd.per_example.rules import Rule, find_rule, lstm
 from edpsgd.per_example.uses import Use, find_uses
 
 
@@ -126,7 +125,7 @@ class Planner:
         """How the examples lie in what the rule looks at; None if it is not right for that."""
         if not self.attribution.is_separable(use.receiver):
             return None
-        if use.node.name() == recurrent.NAME:
+        if use.node.name() == lstm.NAME:
             return self._find_lstm_layout(use)
         has_one_result = self.attribution.graph.used[use.receiver] == {0}
         if not has_one_result:

@@ -9,9 +9,8 @@ A rule for another operation is one more entry in the table of one of these modu
 
 from __future__ import annotations
 
-from edpsgd.per_example import recurrent
 from edpsgd.per_example.graph import result_metadata
-from edpsgd.per_example.rules import elementwise, lookups, products
+from edpsgd.per_example.rules import elementwise, lookups, lstm, products
 from edpsgd.per_example.rules.rule import Rule
 from edpsgd.per_example.uses import Use
 
@@ -21,7 +20,7 @@ RULES: dict[str, Rule] = {
     **products.RULES,
     **lookups.RULES,
     **elementwise.RULES,
-    recurrent.NAME: Rule(recurrent.add_layer, recurrent.fits, saved=recurrent.SAVED),
+    **lstm.RULES,
 }
 
 

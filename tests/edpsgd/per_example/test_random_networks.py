@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edpsgd.per_example import UnitGradients, recurrent
+from edpsgd.per_example import UnitGradients
 from edpsgd.per_example.graph import shapes
 from edpsgd.per_example.plan import Planner
+from edpsgd.per_example.rules import lstm
 from tests import fuzz
 from tests.helpers.networks.batches import HUGE, make_batch
 from tests.helpers.networks.ends import BEGINS, LOSSES
@@ -173,7 +174,7 @@ def test_layouts_of_earlier_batches_are_found_within_300_networks(monkeypatch) -
 
     def remembered(self, use, rule):
         layout, shape = right(self, use, rule), shapes(use.receiver)[0]
-        if layout is None or use.node.name() == recurrent.NAME:
+        if layout is None or use.node.name() == lstm.NAME:
             return layout
         key = (id(self.parameters), use.node.name(), use.slot, len(shape))
         dim = ways.setdefault(key, layout.dim)

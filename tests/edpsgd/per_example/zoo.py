@@ -11,8 +11,8 @@ from torch.autograd.graph import Node
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import edpsgd
-from edpsgd.per_example import recurrent as recurrent_rule
 from edpsgd.per_example.graph import read_graph
+from edpsgd.per_example.rules import lstm
 from tests.helpers.small_models import Said
 
 WIDTH = 5
@@ -263,7 +263,7 @@ def optimizer_of(model: nn.Module, verify: str = "spot", clipping: str = "flat")
 
 
 def lstm_layers(losses: torch.Tensor) -> list[Node]:
-    nodes = [node for node in read_graph(losses).nodes if node.name() == recurrent_rule.NAME]
+    nodes = [node for node in read_graph(losses).nodes if node.name() == lstm.NAME]
     if not nodes:
         pytest.skip("torch does not run LSTM layers with oneDNN here")
     return nodes

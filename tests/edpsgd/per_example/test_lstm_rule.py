@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from edpsgd.per_example import UnitGradients, recurrent
+from edpsgd.per_example import UnitGradients
 from edpsgd.per_example.graph import read_graph
+from edpsgd.per_example.rules import lstm
 from edpsgd.per_example.uses import find_uses
 from tests.edpsgd.per_example.zoo import Sequences, lstm_layers, made
 from tests.helpers.unit_loop import Fast, check, trained
@@ -17,14 +18,14 @@ from tests.helpers.unit_loop import Fast, check, trained
 def test_gates_that_were_kept(is_garbage: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are taken, unless they are not what the weights make of the states."""
     used: list[bool] = []
-    kept_gates = recurrent._kept_gates
+    kept_gates = lstm._kept_gates
 
     def spy(use: object, workspace: torch.Tensor, *states: torch.Tensor) -> torch.Tensor | None:
         gates = kept_gates(use, torch.zeros_like(workspace) if is_garbage else workspace, *states)
         used.append(gates is not None)
         return gates
 
-    monkeypatch.setattr(recurrent, "_kept_gates", spy)
+    monkeypatch.setattr(lstm, "_kept_gates", spy)
     model = made("LSTM, padded, both ways, 2 layers")
     losses = model(Sequences(4, 3, 0))
     lstm_layers(losses)
@@ -51,7 +52,7 @@ def test_gradients_of_gates_are_those_of_single_steps(is_reverse: bool) -> None:
     weight = getattr(layer, f"weight_ih_l0{suffix}")
     [use] = find_uses(graph, graph.leaves[id(weight)], weight.shape)
     received = graph.output_gradients(losses, torch.ones(sequences), [use.node])[use.node]
-    gates = recurrent.gate_gradients(use, received)
+    gates = lstm.gate_gradients(use, received)
 
     state, added, losses = None, [], torch.zeros(sequences)
     for step in x.flip(0) if is_reverse else x:

@@ -20,6 +20,7 @@ from edpsgd.per_example.ghost import LayerGradients
 from edpsgd.per_example.graph import OutputGradients
 from edpsgd.per_example.layout import Layout
 from edpsgd.per_example.precision import exact
+from edpsgd.per_example.rules.rule import Rule
 from edpsgd.per_example.uses import Received, Use
 
 NAME = "MkldnnRnnLayerBackward0"
@@ -27,7 +28,6 @@ WORKSPACE = "result3"
 _INPUT_WEIGHT, _STATE_WEIGHT = 1, 2  # which arguments they are; two biases follow
 _PARAMETERS = range(1, 5)
 _READ = ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_", "result0")
-SAVED = dict.fromkeys(_PARAMETERS, _READ)  # what is read of what autograd saved
 _IN, _FORGET, _NEW, _OUT = range(4)  # the gates, in torch's order
 _ALIGNMENT = 16  # numbers of single precision in 64 bytes
 
@@ -238,3 +238,8 @@ def _all_cells(gates: torch.Tensor, first_cell: torch.Tensor) -> torch.Tensor:
     for step, forget in enumerate(forgets):
         cells[step + 1].addcmul_(forget, cells[step])
     return cells
+
+
+RULES: dict[str, Rule] = {
+    NAME: Rule(add_layer, fits, saved=dict.fromkeys(_PARAMETERS, _READ)),
+}
