@@ -62,7 +62,7 @@ def compute_batch(
         parameters,
         units,
         layers=_apply_rules(parameters, plan, backward, units),
-        fallbacks=_make_fallbacks(parameters, plan, backward.received, attribution, units),
+        fallbacks=_make_fallbacks(parameters, plan, backward, attribution, units),
         autograd=AutogradSums(
             parameters,
             losses,
@@ -128,7 +128,7 @@ def _apply_rules(
 def _make_fallbacks(
     parameters: Mapping[str, torch.Tensor],
     plan: Plan,
-    received: Mapping[Node, OutputGradients],
+    backward: BackwardPass,
     attribution: Attribution,
     units: Units,
 ) -> list[FallbackGradients]:
@@ -142,7 +142,10 @@ def _make_fallbacks(
             if node not in cut:
                 continue
             for edge in attribution.graph.edges(node):
-                gradient = received[node][edge.output_nr]
+                # What the losses received has been through their hooks, which will run again.
+                is_root = node is attribution.graph.root[0]
+                received = backward.received[node][edge.output_nr]
+                gradient = backward.weights.to(backward.losses) if is_root else received
                 if gradient is not None:
                     edges.append(edge)
                     output_gradients.append((gradient, attribution.owners(node, edge.output_nr)))

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from edpsgd import tensors
 from edpsgd.per_example.attribution import Attribution
-from edpsgd.per_example.graph import Graph
+from edpsgd.per_example.graph import Graph, result_metadata
 from edpsgd.per_example.layout import Units
 from edpsgd.per_example.owners import Owners
 
@@ -61,7 +61,19 @@ def _climb(attribution: Attribution, begin: Sequence[Node], refused: set[Node]) 
 
 def _can_be_cut(attribution: Attribution, node: Node) -> bool:
     has_one_result = attribution.graph.used[node] == {0}
-    return has_one_result and attribution.is_separable(node)
+    return has_one_result and attribution.is_separable(node) and not _has_hook(attribution, node)
+
+
+def _has_hook(attribution: Attribution, node: Node) -> bool:
+    """Whether a hook of the node's result changes its output gradient.
+
+    The output gradient that was received is what the hook made. Autograd runs the hook again where
+    it begins at the node.
+    """
+    given = attribution.prober.random_output_gradient(result_metadata(node)[0])
+    edge = GradientEdge(node, 0)
+    found = torch.autograd.grad(edge, edge, given, retain_graph=True)[0]
+    return not torch.equal(found, given)
 
 
 def has_casts(graph: Graph, cut: frozenset[Node]) -> bool:

@@ -62,7 +62,7 @@ class LayerGradients:
     @property
     def width(self) -> int:
         """Elements of each of its rows."""
-        return self.parameter.numel() // max(1, self.height)
+        return math.prod(self.parameter.shape[1:])  # also if it has no rows
 
     @property
     def dtype(self) -> torch.dtype:

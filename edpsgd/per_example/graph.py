@@ -104,14 +104,27 @@ class Graph:
         hand to the node, which then skips its computation.
         """
         result = result_metadata(node)[0]
-        handle = node.register_prehook(lambda gradients: (None,) * len(gradients))
-        edges = node.next_functions
-        first = next(GradientEdge(child, output) for child, output in edges if child is not None)
+        leaf = self._own_leaf(node)
+        if leaf is None:  # it goes with the losses
+            return
         zeros = torch.zeros((), dtype=result.dtype, device=result.device).expand(
             tuple(result.shape),
         )
-        torch.autograd.grad(GradientEdge(node, 0), first, zeros, allow_unused=True)
+        handle = node.register_prehook(lambda gradients: (None,) * len(gradients))
+        torch.autograd.grad(GradientEdge(node, 0), leaf, zeros, allow_unused=True)
         handle.remove()
+
+    def _own_leaf(self, node: Node) -> GradientEdge | None:
+        """A parameter that goes into this node alone and has no hook, which would be handed None.
+
+        So might one of any other argument; and nodes on other ways to a parameter would be run.
+        """
+        for child, output in node.next_functions:
+            if child is None or child.name() != LEAF or len(self.consumers[child]) > 1:
+                continue
+            if not saved(child, "variable")._backward_hooks:
+                return GradientEdge(child, output)
+        return None
 
     def below(self, node: Node, stops: Collection[Node] = ()) -> set[Node]:
         """All nodes that the node's results were made of, but for what is below the stops."""

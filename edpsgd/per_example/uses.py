@@ -86,6 +86,8 @@ class Received:
 def find_uses(graph: Graph, leaf: Node, shape: Sequence[int]) -> list[Use]:
     """All operations that a parameter goes into, also in another shape or precision.
 
+    Where the losses themselves are the parameter in another shape, that is the operation.
+
     Args:
         graph: of the batch.
         leaf: the node of the parameter.
@@ -102,7 +104,7 @@ def find_uses(graph: Graph, leaf: Node, shape: Sequence[int]) -> list[Use]:
                     stack.append((consumer, not is_turned, is_reshaped, now[::-1]))
                 else:
                     stack.append((consumer, is_turned, is_reshaped, now))
-            elif name in PASSING:
+            elif name in PASSING and consumer is not graph.root[0]:
                 then = shapes(consumer)[0]
                 stack.append((consumer, is_turned, is_reshaped or then != now, then))
             else:

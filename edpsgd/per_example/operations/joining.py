@@ -37,7 +37,8 @@ def cat(node: Node, results: Results) -> Arguments:
     lengths = [size[dim] if len(size) == len(shape) else 0 for size in sizes]
     if sum(lengths) != shape[dim]:
         return undecided(node)
-    return list(torch.split(owners, lengths, dim))
+    parts = zip(torch.split(owners, lengths, dim), sizes, strict=True)
+    return [part if len(size) == len(shape) else None for part, size in parts]
 
 
 def stack(node: Node, results: Results) -> Arguments:

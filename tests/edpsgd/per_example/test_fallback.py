@@ -16,7 +16,7 @@ from edpsgd.per_example.graph import read_graph
 from edpsgd.per_example.layout import make_units
 from tests.edpsgd.per_example.zoo import SAID
 from tests.helpers import small_models
-from tests.helpers.unit_loop import Fast, check, trained
+from tests.helpers.unit_loop import Fast, check, check_uncompared, trained
 
 
 def test_word_rows_that_utterances_share_are_left_to_autograd() -> None:
@@ -113,3 +113,31 @@ def test_gradients_below_a_cut_by_hand() -> None:
     total = {0: torch.zeros(1, 2, 2), 1: torch.zeros(1)}
     fallback.add_weighted_(total, factors)
     torch.testing.assert_close(total[0][0], each[0] + 3.0 * each[2])
+
+
+class Product(torch.autograd.Function):
+    """A product without a rule."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, output_gradient):
+        [x] = ctx.saved_tensors
+        return None, x.T @ output_gradient
+
+
+@pytest.mark.parametrize("place", ["product", "above", "losses", "product that is the losses"])
+def test_hooks_that_scale_are_run_once(place: str) -> None:
+    """Autograd runs the hooks of a result again where it begins at it."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(3, 2) if place != "product that is the losses" else torch.randn(3))
+    found = Product.apply(torch.randn(4, 3), weight)
+    steps = {"product": found}
+    if found.dim() > 1:
+        steps["above"] = found.tanh()
+        steps["losses"] = steps["above"].square().sum(1)
+    steps.get(place, found).register_hook(lambda gradient: 2.0 * gradient)
+    check_uncompared({"weight": weight}, steps.get("losses", found))

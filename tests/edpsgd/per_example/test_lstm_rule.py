@@ -11,7 +11,7 @@ from edpsgd.per_example.graph import read_graph
 from edpsgd.per_example.rules import lstm
 from edpsgd.per_example.uses import find_uses
 from tests.edpsgd.per_example.zoo import Sequences, lstm_layers, made
-from tests.helpers.unit_loop import Fast, check, trained
+from tests.helpers.unit_loop import Fast, check, check_uncompared, trained
 
 
 @pytest.mark.parametrize("is_garbage", [True, False])
@@ -76,3 +76,22 @@ def one_step(
     into, forget, new, out = (linear + added).chunk(4, 1)
     memory = forget.sigmoid() * memory + into.sigmoid() * new.tanh()
     return out.sigmoid() * memory.tanh(), memory
+
+
+def test_hooks_around_a_layer_that_is_gone_through_by_hand() -> None:
+    """They are never handed None, as when the layer is freed without its backward."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"below": nn.Linear(3, 3), "lstm": nn.LSTM(3, 3)})
+    hidden = model["below"](torch.randn(5, 4, 3))
+    hidden.register_hook(lambda gradient: 2.0 * gradient)
+    states, _ = model["lstm"](hidden)
+    states.register_hook(lambda gradient: 3.0 * gradient)
+    check_uncompared(trained(model), states.square().sum((0, 2)))
+
+
+def test_one_layer_after_itself() -> None:
+    """Its weights go into both: freeing the upper one must not run the lower one."""
+    torch.manual_seed(0)
+    lstm = nn.LSTM(3, 3)
+    states, _ = lstm(lstm(torch.randn(5, 4, 3))[0])
+    check_uncompared(trained(lstm), states.square().sum((0, 2)))

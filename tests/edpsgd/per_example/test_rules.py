@@ -116,3 +116,12 @@ def test_a_bias_of_one_number_for_all_features() -> None:
     weight, bias = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(1))
     losses = nn.functional.linear(torch.randn(4, 3), weight, bias).square().sum(1)
     check_uncompared({"weight": weight, "bias": bias}, losses)
+
+
+def test_a_product_over_no_features() -> None:
+    """A matrix without rows has a width all the same."""
+    torch.manual_seed(0)
+    parameters = {"empty": nn.Parameter(torch.randn(0, 2)), "weight": nn.Parameter(torch.randn(3, 2))}
+    x = torch.randn(4, 3)
+    losses = (x[:, :0] @ parameters["empty"] + x @ parameters["weight"]).square().sum(1)
+    check_uncompared(parameters, losses)

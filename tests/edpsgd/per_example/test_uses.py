@@ -12,7 +12,7 @@ from edpsgd.per_example import UnitGradients
 from edpsgd.per_example.graph import read_graph
 from edpsgd.per_example.layout import Layout, make_units
 from edpsgd.per_example.uses import Received, Use, find_uses
-from tests.helpers.unit_loop import check, trained
+from tests.helpers.unit_loop import check, check_uncompared, trained
 
 
 def test_an_embedding_of_width_one_that_is_spread_over_columns() -> None:
@@ -84,3 +84,10 @@ def test_rows_of_an_output_gradient() -> None:
     rows = received.as_rows(received.output_gradient, 1)
     assert torch.equal(rows, gradient.transpose(0, 1).reshape(6, 4))
     assert received.units_of(rows).units.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_losses_that_are_a_parameter_in_another_shape(shape: tuple[int, ...]) -> None:
+    """Nothing comes after the change of shape, but each loss has a gradient of 1."""
+    parameter = nn.Parameter(torch.randn(shape))
+    check_uncompared({"parameter": parameter}, parameter.view(4))
