@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 from edpsgd import files
-from models.heads import Batch, IntentSlotModel, length_mask, pad
+from models.features import OWN_PIECES, means_of_pieces, of_utterances, of_words, word_width
+from models.heads import Batch, HeadSettings, IntentSlotModel, length_mask, pad
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MOST_PIECES = 12  # of one word; the rest of a longer word is not read
@@ -45,6 +47,9 @@ class BERT(IntentSlotModel):
         tags: how many there are.
         dropout: before the heads; the encoder has its own.
         adapters: the rank of low-rank adapters in the encoder; 0 for none. See ``freeze``.
+        layers: the hidden layers that the heads read (``models.features``); none: the last one, as it is.
+        window: how many neighbours of a word its slot head sees on each side, in the lowest of the layers.
+        heads: how they begin and answer.
 
     Example:
         >>> model = BERT(BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=2, num_attention_heads=2), 3, 5)
@@ -53,12 +58,28 @@ class BERT(IntentSlotModel):
         False
     """
 
-    def __init__(self, encoder: Any, intents: int, tags: int, dropout: float = 0.1, adapters: int = 0) -> None:
+    def __init__(
+        self,
+        encoder: Any,
+        intents: int,
+        tags: int,
+        dropout: float = 0.1,
+        adapters: int = 0,
+        layers: Sequence[int] = (),
+        window: int = 0,
+        heads: HeadSettings | Mapping[str, Any] | None = None,
+    ) -> None:
         if isinstance(encoder, Mapping):
             encoder = AutoConfig.for_model(**encoder)
         if isinstance(encoder, PretrainedConfig):
             encoder = AutoModel.from_config(encoder)
-        super().__init__(encoder.config.hidden_size, intents, tags, dropout)
+        width = encoder.config.hidden_size
+        if window and not layers:
+            raise ValueError(f"window is for chosen layers of the encoder, and none are: got window {window}")
+        of_word = word_width(len(layers) or 1, width, window)
+        super().__init__(of_word, intents, tags, dropout, heads, utterance_width=width)
+        self.layers, self.window = list(layers), window
+        self.has_fixed_encoder = False
         self.encoder: Any = encoder.float()  # some are published in half precision, too coarse to train
         self.encoder.pooler = None  # never used: it would be noised for nothing
         self.adapters = 0
@@ -66,14 +87,20 @@ class BERT(IntentSlotModel):
             self._adapt(adapters)
 
     @staticmethod
-    def pretrained(name_or_folder: str, intents: int, tags: int, dropout: float = 0.1) -> BERT:
-        """With the weights of a Hugging Face encoder."""
-        return BERT(AutoModel.from_pretrained(name_or_folder), intents, tags, dropout)
+    def pretrained(name_or_folder: str, intents: int, tags: int, dropout: float = 0.1, **settings: Any) -> BERT:
+        """With the weights of a Hugging Face encoder; further settings are those of BERT itself."""
+        return BERT(AutoModel.from_pretrained(name_or_folder), intents, tags, dropout, **settings)
 
     def settings(self) -> dict[str, Any]:
-        """The encoder's configuration, the dropout and the rank of adapters."""
-        config = self.encoder.config.to_diff_dict()
-        return {"encoder": config, "dropout": self.dropout.p, "adapters": self.adapters}
+        """The encoder's configuration, what the heads read of it, and how they are."""
+        return {
+            "encoder": self.encoder.config.to_diff_dict(),
+            "dropout": self.dropout.p,
+            "adapters": self.adapters,
+            "layers": self.layers,
+            "window": self.window,
+            "heads": self.head_settings(),
+        }
 
     def freeze(self, what: str) -> None:
         """Trains less, so that less noise is needed.
@@ -97,7 +124,16 @@ class BERT(IntentSlotModel):
             raise ValueError(f"freeze must be none, embeddings, layers:N, encoder or adapters:R, got {what!r}")
         for module in frozen:
             module.requires_grad_(False)
+        self.has_fixed_encoder = what == "encoder"
+        self.train(self.training)
         return None
+
+    def train(self, mode: bool = True) -> BERT:
+        """An encoder that is not trained says the same of an utterance each time: its dropout stays off."""
+        super().train(mode)
+        if self.has_fixed_encoder:
+            self.encoder.eval()
+        return self
 
     def _adapt(self, rank: int) -> None:
         """Adds a product of two thin matrices to every linear layer of the encoder, and freezes all else of it."""
@@ -108,12 +144,38 @@ class BERT(IntentSlotModel):
             self.adapters = rank
 
     def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs at the first piece of each word, and the mean over all pieces."""
+        """Of the words and of the utterances, from states that are computed now or that the batch brings along."""
+        if "word_states" in batch:
+            dtype = self.slots.weight.dtype
+            words, means = batch["word_states"].to(dtype), batch["utterance_states"].to(dtype)
+        else:
+            words, means = self.states(batch)
+        if not self.layers:
+            return words.squeeze(2), means
+        mask = batch["mask"]
+        of_each_word = of_words(words, mask, self.layers, self.window)
+        return of_each_word, of_utterances(means, of_each_word, mask)
+
+    def states(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the layers that the heads read, or of the last one.
+
+        Returns:
+            Those at the first piece of each word (utterances x words x layers x width), and the means over all pieces
+            and all layers but a word's own pieces (utterances x width).
+        """
         pieces, read = batch["pieces"], batch["read"]
-        hidden = self.encoder(input_ids=pieces, attention_mask=read).last_hidden_state
-        first = batch["first"].unsqueeze(2).expand(-1, -1, hidden.shape[2])
-        weights = read.unsqueeze(2).to(hidden.dtype)
-        return hidden.gather(1, first), (hidden * weights).sum(1) / weights.sum(1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.has_fixed_encoder):
+            found = self.encoder(input_ids=pieces, attention_mask=read, output_hidden_states=bool(self.layers))
+            layers = [found.hidden_states[layer] for layer in self.layers if layer != OWN_PIECES]
+            hidden = torch.stack(layers or [found.last_hidden_state], dim=2)
+            first = batch["first"][:, :, None, None].expand(-1, -1, *hidden.shape[2:])
+            words = hidden.gather(1, first)
+            if OWN_PIECES in self.layers:
+                table = self.encoder.get_input_embeddings()
+                own = means_of_pieces(table(pieces), batch["first"], read, batch["mask"])
+                words = torch.cat([own.unsqueeze(2).to(words.dtype), words], dim=2)
+            weights = read.unsqueeze(2).to(hidden.dtype)
+            return words, (hidden.mean(2) * weights).sum(1) / weights.sum(1)
 
 
 class BertInputs:
@@ -152,7 +214,7 @@ class BertInputs:
         known = (piece for word in words for piece in normalizer.normalize_str(word).split())
         pieces = dict.fromkeys([*SPECIAL, *letters, *(f"##{c}" for c in letters), *known])
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
-        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+        tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.decoder = decoders.WordPiece()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from models.heads import Batch, IntentSlotModel, length_mask, pad
+from models.heads import Batch, HeadSettings, IntentSlotModel, length_mask, pad
 from models.vectors import WordVectors, restore
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation  # public: no character is learned from the data
@@ -38,6 +38,7 @@ class CLC(IntentSlotModel):
         filters: of the character CNN.
         dropout: on the input, between the layers and before the heads.
         word_dropout: how often a word's vector is hidden in training, so that its characters must do.
+        heads: how they begin and answer.
 
     Attributes:
         keeps_apart: whether no two utterances of a batch share any computation, which optimizer.backward() wants; else
@@ -57,8 +58,9 @@ class CLC(IntentSlotModel):
         filters: int = 64,
         dropout: float = 0.4,
         word_dropout: float = 0.0,
+        heads: HeadSettings | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(2 * hidden, intents, tags, dropout)
+        super().__init__(2 * hidden, intents, tags, dropout, heads)
         self._settings = {
             "words": words,
             "dimension": dimension,
@@ -84,7 +86,7 @@ class CLC(IntentSlotModel):
 
     def settings(self) -> dict[str, Any]:
         """The arguments, but for intents and tags."""
-        return dict(self._settings)
+        return {**self._settings, "heads": self.head_settings()}
 
     def set_words(self, table: npt.NDArray[np.float32]) -> None:
         """Puts pretrained vectors into the word table, after the row for unknown words."""

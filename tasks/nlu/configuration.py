@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from models.heads import TRANSITIONS
 from tasks.common import flags, shared_settings
 from tasks.common.flags import Settings, require, setting, write_file
 
 __all__ = ["TASKS", "Config", "parse", "read_file", "write_file"]
 
 FEW = 64  # utterances in a step of one worker: its micro-batches are not worth a loop
+OPTIMIZERS = ("adamw", "adam", "sgd")
 TASKS = ("atis", "snips", "nlu-eval", "jsonl", "conll", "generated")
 
 
@@ -30,7 +32,11 @@ class Config(Settings):
     canaries: int = setting(0, "random utterances, each trained on or not by a coin, for mia.audit", group="data")
     skip_bad_lines: bool = setting(False, "leave out and count lines that cannot be read", group="data")
     longest: int | None = setting(None, "leave out and count utterances with more words than this", group="data")
-    labels: str = setting("training-set", "a JSON file with the lists intents and slots, or training-set", group="data")
+    labels: str = setting(
+        "training-set",
+        "a YAML or JSON file of intents and slots (tasks.schema writes one), or training-set",
+        group="data",
+    )
 
     model: str = setting("clc", "the kind of model", ("clc", "bert"), "model")
     vectors: str | None = setting(
@@ -45,9 +51,22 @@ class Config(Settings):
     hidden: int = setting(384, "clc: width of an LSTM in one direction", group="model")
     layers: int = setting(2, "clc: BiLSTM layers", group="model")
     pretrained: str | None = setting(None, "bert: a Hugging Face encoder's name or folder", group="model")
+    init_from: str | None = setting(
+        None, "a run folder, of a training on public data, that this one begins with: all but its heads", group="model"
+    )
     freeze: str = setting(
         "none", "bert: none, embeddings, layers:N, encoder (heads only) or adapters:R (all but these)", group="model"
     )
+    features: str | None = setting(
+        None,
+        "bert: what the heads read: last, auto or layers:N,M,...; auto if the whole encoder is frozen, else last",
+        group="model",
+    )
+    window: int | None = setting(
+        None, "bert: neighbours of a word that its slot head sees; 1 with chosen layers, else 0", group="model"
+    )
+    transitions: str = setting("trained", "of the CRF: trained, or fixed to the BIO rules", TRANSITIONS, "model")
+    zero_heads: bool = setting(False, "begin with linear heads of zeros", group="model")
     dropout: float | None = setting(None, "0.4 for clc and 0.1 for bert if not given", group="model")
     word_dropout: float = setting(0.0, "clc: how often a word's vector is hidden", group="model")
 
@@ -58,7 +77,10 @@ class Config(Settings):
     head_learning_rate: float | None = setting(None, "of the heads; 1e-3 if not given", group="training")
     schedule: str = setting("linear", "of the learning rate", ("linear", "constant"), "training")
     warmup: float = setting(0.05, "share of the steps in which the learning rate rises", group="training")
-    weight_decay: float = setting(0.0, "AdamW's", group="training")
+    optimizer: str = setting("adamw", "of the steps", OPTIMIZERS, "training")
+    momentum: float = setting(0.9, "of sgd", group="training")
+    weight_decay: float = setting(0.0, "of the optimizer", group="training")
+    intent_weight: float = setting(1.0, "of the intent's loss beside that of the slots", group="training")
     early_stopping: int | None = setting(
         None,
         "epochs without a better SER on validation data after which to stop, and to keep the best",
@@ -90,6 +112,10 @@ class Config(Settings):
     output: str | None = setting(None, "the run folder; runs/TASK-MODEL-PRIVATE-TIME if not given", group="machine")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: at the end of every epoch only", group="machine")
     bucket_size: int = setting(32, "utterances of similar length that are computed at once", group="machine")
+    feature_memory: int = setting(
+        2000, "megabytes of a frozen encoder's states that are kept in memory; more go to a file", group="machine"
+    )
+    keep_features: bool = setting(False, "keep that file in the run folder when the training ends", group="machine")
     device: str = shared_settings.device_setting()
     threads: int | None = shared_settings.threads_setting()
     tensorboard: bool = shared_settings.tensorboard_setting()
@@ -111,10 +137,27 @@ class Config(Settings):
     def _check_amounts(self) -> None:
         sizes = ("examples", "epochs", "batch_size", "micro_batches", "hidden", "layers", "dimension", "max_words")
         self.check((*sizes, "bucket_size", "longest"), "at least 1", lambda value: value >= 1)
-        self.check(("dropout", "word_dropout", "warmup"), "from 0 to below 1", lambda value: 0 <= value < 1)
-        positive = ("learning_rate", "head_learning_rate", "epsilon", "clip_norm", "early_stopping", "threads")
+        self.check(("dropout", "word_dropout", "warmup", "momentum"), "from 0 to below 1", lambda value: 0 <= value < 1)
+        positive = (
+            "learning_rate",
+            "head_learning_rate",
+            "epsilon",
+            "clip_norm",
+            "early_stopping",
+            "threads",
+            "intent_weight",
+        )
         self.check(positive, "above 0", lambda value: value > 0)
-        others = ("weight_decay", "checkpoint_every", "noise_multiplier", "split_seed", "data_seed", "canaries")
+        others = (
+            "weight_decay",
+            "checkpoint_every",
+            "noise_multiplier",
+            "split_seed",
+            "data_seed",
+            "canaries",
+            "window",
+            "feature_memory",
+        )
         self.check(others, "at least 0", lambda value: value >= 0)
         require(2 * self.canaries * self.delta <= 1, "canaries", self.canaries, "at most 1/(2δ), or δ smaller")
         require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")

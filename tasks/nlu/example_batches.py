@@ -24,6 +24,13 @@ class WordTable(Protocol):
         """What the model reads of utterances whose words stand one after the other."""
 
 
+class States(Protocol):
+    """What an encoder that stays as it is has made of a corpus (``EncoderStates``)."""
+
+    def batch(self, corpus: Corpus, rows: Rows) -> dict[str, torch.Tensor]:
+        """What the model reads of these utterances."""
+
+
 class Examples:
     """Some rows of a corpus, ready for a model.
 
@@ -34,10 +41,14 @@ class Examples:
         labels: the numbers of intents and tags. Others, which the model cannot answer, count as number 0 here: only
             evaluation meets them, and it compares strings.
         bucket_size: utterances of similar length that are computed at once.
+
+    Attributes:
+        states: read instead of the words, once somebody has computed them.
     """
 
     def __init__(self, corpus: Corpus, rows: Rows, table: WordTable, labels: Labels, bucket_size: int = 32) -> None:
         self.corpus, self.rows, self.bucket_size = corpus, rows, bucket_size
+        self.states: States | None = None
         self._table = table
         self._intents = _numbers(corpus.intents, labels.intents)
         self._tags = _numbers(corpus.tags, labels.tags)
@@ -49,7 +60,10 @@ class Examples:
         """The chosen examples as tensors."""
         rows = self.rows[np.asarray(chosen, dtype=np.int64)]
         lengths, words = self._lengths(rows), word_places(self.corpus, rows)
-        batch = self._table.batch(self.corpus.word_ids[words], lengths)
+        if self.states is None:
+            batch = self._table.batch(self.corpus.word_ids[words], lengths)
+        else:
+            batch = self.states.batch(self.corpus, rows)
         batch["tags"] = torch.from_numpy(pad(self._tags[self.corpus.tag_ids[words]], lengths))
         batch["intents"] = torch.from_numpy(self._intents[self.corpus.intent_ids[rows]])
         return batch

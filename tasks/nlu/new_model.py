@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from transformers import AutoModel
 
 from edpsgd import files
 from models import vectors as word_vectors
 from models.bert import BERT, BertInputs, paper_configuration
 from models.clc import CLC, ClcInputs
+from models.features import LAST, parse_layers
+from models.heads import HeadSettings
 from models.vectors import WordVectors
-from tasks.nlu import generator
+from tasks.nlu import earlier_run, generator, label_schema
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Rows, word_places
+from tasks.nlu.label_schema import Schema
 from tasks.nlu.labels import Labels
 from tasks.nlu.run_folder import Parts
 
 
 def build(config: Config, corpus: Corpus, rows: Rows) -> Parts:
     """A new model for a corpus of which some rows are for training."""
-    if config.model == "clc" and config.freeze != "none":
-        raise ValueError(f"freeze is for bert, and the model is clc: got {config.freeze}")
+    of_bert = {"freeze": config.freeze != "none", "features": config.features, "window": config.window}
+    for name, is_given in of_bert.items():
+        if config.model == "clc" and is_given:
+            raise ValueError(f"{name} is for bert, and the model is clc: got {getattr(config, name)}")
+    if config.init_from is not None:
+        return _from_earlier(config, corpus, rows)
     of_the_other = config.pretrained if config.model == "clc" else config.vectors
     if of_the_other is not None:
         raise ValueError(f"vectors are for clc and pretrained is for bert, and the model is {config.model}")
     words = _word_list(config, corpus, rows) if _has_word_list(config) else None
-    labels = _labels(config, corpus, rows)
+    labels, heads = _labels_and_heads(config, corpus, rows)
     if config.model == "clc":
-        return _new_clc(config, words, labels)
-    return _new_bert(config, words, labels)
+        return _new_clc(config, words, labels, heads)
+    return _new_bert(config, words, labels, heads)
 
 
-def not_covered(config: Config) -> list[str]:
-    """What no noise covers in a new model, to be said in its card."""
+def not_covered(config: Config, labels: Labels) -> list[str]:
+    """What no noise covers in a model, to be said in its card."""
+    has_private_labels = labels.read_from_data or config.labels == "training-set"
     has_private_words = _has_word_list(config) and config.vocabulary == "training-set"
     statements = {
-        "the label set: intents and slot types were read from the training set": config.labels == "training-set",
+        "the label set: intents and slot types were read from the training set": has_private_labels,
         "the word list: it was read from the training set, and the run folder holds it": has_private_words,
         "whoever reads config.yaml or checkpoints/: they hold the seed of the noise": config.seed is not None,
         "metrics.jsonl, tensorboard/ and checkpoints/: exact losses, clip fractions and error rates": True,
@@ -48,30 +57,29 @@ def not_covered(config: Config) -> list[str]:
 
 
 def _has_word_list(config: Config) -> bool:
-    return config.vectors is None and config.pretrained is None
+    return config.vectors is None and config.pretrained is None and config.init_from is None
 
 
-def _labels(config: Config, corpus: Corpus, rows: Rows) -> Labels:
+def _labels_and_heads(config: Config, corpus: Corpus, rows: Rows) -> tuple[Labels, HeadSettings]:
+    schema = _schema(config, corpus, rows)
+    labels = schema.labels()
+    heads = HeadSettings(
+        transitions=config.transitions,
+        zero_start=config.zero_heads,
+        intent_weight=config.intent_weight,
+        allowed=None if schema.slots_of is None else labels.allowed_tags(schema.slots_of),
+    )
+    return labels, heads
+
+
+def _schema(config: Config, corpus: Corpus, rows: Rows) -> Schema:
+    """That of a file, or the labels of the training set, of which every intent may have every slot."""
     if config.labels == "training-set":
-        return Labels.of_rows(corpus, rows)
-    try:
-        content = files.read_json(Path(config.labels))
-        labels = Labels.of_slots(_strings(content, "intents"), _strings(content, "slots"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"labels {config.labels} must be JSON with the lists intents and slots: {error}") from None
-    found = Labels.of_rows(corpus, rows)
-    intents, tags = set(found.intents) - set(labels.intents), set(found.tags) - set(labels.tags)
-    if intents or tags:
-        lacking = f"{len(intents)} intents and {len(tags) // 2} slots"  # a slot has two tags
-        raise ValueError(f"labels {config.labels} lack {lacking} of the training set")
-    return labels
-
-
-def _strings(content: Any, name: str) -> list[str]:
-    values = content.get(name) if isinstance(content, dict) else None
-    if not isinstance(values, list) or not all(isinstance(value, str) and value for value in values):
-        raise ValueError(f"{name} is not a list of strings")
-    return values
+        found = label_schema.of_rows(corpus, rows)
+        return replace(found, slots_of=None)
+    found = label_schema.read(config.labels)
+    found.check_covers(corpus, rows, config.labels)
+    return found
 
 
 def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
@@ -93,7 +101,7 @@ def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-def _new_clc(config: Config, words: list[str] | None, labels: Labels) -> Parts:
+def _new_clc(config: Config, words: list[str] | None, labels: Labels, heads: HeadSettings) -> Parts:
     """With the vectors of a file, or with a word list whose vectors are to be learned."""
     if words is None:
         vectors = word_vectors.load(config.vectors or "", config.max_words)
@@ -109,27 +117,55 @@ def _new_clc(config: Config, words: list[str] | None, labels: Labels) -> Parts:
         layers=config.layers,
         dropout=0.4 if config.dropout is None else config.dropout,
         word_dropout=config.word_dropout,
+        heads=heads,
     )
     if vectors.table is not None:
         model.set_words(vectors.table)
     return Parts(model, ClcInputs(vectors), labels)
 
 
-def _new_bert(config: Config, words: list[str] | None, labels: Labels) -> Parts:
+def _new_bert(config: Config, words: list[str] | None, labels: Labels, heads: HeadSettings) -> Parts:
     """With pretrained weights, or the paper's configuration with a word list."""
-    dropout = 0.1 if config.dropout is None else config.dropout
-    sizes = len(labels.intents), len(labels.tags), dropout
     if words is None:
-        inputs, model = _pretrained(config.pretrained or "", *sizes)
+        inputs, encoder = _pretrained(config.pretrained or "")
     else:
         inputs = BertInputs.from_words(words)
-        model = BERT(paper_configuration(len(inputs.tokenizer)), *sizes)
+        encoder = AutoModel.from_config(paper_configuration(len(inputs.tokenizer)))
+    return Parts(_around(encoder, config, labels, heads), inputs, labels)
+
+
+def _around(encoder: Any, config: Config, labels: Labels, heads: HeadSettings) -> BERT:
+    """A BERT with this encoder."""
+    is_fixed = config.freeze == "encoder"
+    layers = parse_layers(config.features or ("auto" if is_fixed else LAST), encoder.config.num_hidden_layers)
+    model = BERT(
+        encoder,
+        intents=len(labels.intents),
+        tags=len(labels.tags),
+        dropout=0.1 if config.dropout is None else config.dropout,
+        layers=layers,
+        window=config.window if config.window is not None else min(1, len(layers)),
+        heads=heads,
+    )
     model.freeze(config.freeze)
-    return Parts(model, inputs, labels)
+    return model
 
 
-def _pretrained(name_or_folder: str, intents: int, tags: int, dropout: float) -> tuple[BertInputs, BERT]:
+def _from_earlier(config: Config, corpus: Corpus, rows: Rows) -> Parts:
+    """With the encoder and the words of another run, and new heads."""
+    earlier, _ = earlier_run.read(config.init_from or "")
+    earlier_run.check_kind(config, earlier.model)
+    labels, heads = _labels_and_heads(config, corpus, rows)
+    if isinstance(earlier.model, BERT):
+        return Parts(_around(earlier.model.encoder, config, labels, heads), earlier.inputs, labels)
+    if not isinstance(earlier.model, CLC):
+        raise TypeError(f"no model can begin with a {type(earlier.model).__name__}")
+    sizes = len(labels.intents), len(labels.tags)
+    return Parts(earlier_run.with_new_heads(earlier.model, config, *sizes, heads), earlier.inputs, labels)
+
+
+def _pretrained(name_or_folder: str) -> tuple[BertInputs, Any]:
     try:
-        return BertInputs.pretrained(name_or_folder), BERT.pretrained(name_or_folder, intents, tags, dropout)
+        return BertInputs.pretrained(name_or_folder), AutoModel.from_pretrained(name_or_folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot load the pretrained encoder {name_or_folder}: {error}") from None

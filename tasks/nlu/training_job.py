@@ -16,14 +16,15 @@ from transformers.utils import logging
 from edpsgd import card, files
 from edpsgd.card import Card
 from edpsgd.ledger.guarantee import Bound
+from models.bert import BERT
 from tasks.common import checkpoints, progress, run_opening
 from tasks.common.workers import Workers, has_bf16
-from tasks.nlu import canaries, new_model, run_folder
+from tasks.nlu import canaries, earlier_run, encoder_states, new_model, run_folder
 from tasks.nlu.configuration import Config, write_file
 from tasks.nlu.corpus import Rows, Utterance
 from tasks.nlu.dataset import Data, load
 from tasks.nlu.evaluation import evaluate
-from tasks.nlu.example_batches import Examples
+from tasks.nlu.example_batches import Examples, WordTable
 from tasks.nlu.noise_plan import Plan, make_plan
 from tasks.nlu.samplers import make_batches
 from tasks.nlu.splits import near_duplicates
@@ -72,7 +73,9 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     _say(team, _summary(config, data, plan, team.collective.size))
     torch.manual_seed(torch.seed() if config.seed is None else config.seed)
     parts = team.together(lambda: _parts(config, data, resume))
-    examples = _prepare(config, data, parts)
+    table = parts.inputs.table(data.corpus.words)
+    table.check(data.corpus.word_ids, data.corpus.starts)
+    examples = _prepare(config, data, parts, table)
     if dry_run:
         return None
     name = f"{config.task}-{config.model}-{config.private}"
@@ -80,10 +83,11 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
     if resume is None:
         team.on_first(lambda: _begin(folder, config, parts, data, team.collective.size))
     training = Training(config, team, parts, batches, plan, folder)
-    training.state.not_covered = new_model.not_covered(config)
+    training.state.not_covered = [*new_model.not_covered(config, parts.labels), *earlier_run.not_covered(folder)]
     try:
         if resume is not None:
             training.load_checkpoint()
+        _use_states(training, data, table, examples)
         training.run(examples.train, examples.validation, data.blanks())
         return _finish(config, team, training, examples.test)
     finally:
@@ -124,10 +128,7 @@ def _summary(config: Config, data: Data, plan: Plan | None, workers: int) -> str
     return "\n".join(lines)
 
 
-def _prepare(config: Config, data: Data, parts: run_folder.Parts) -> Prepared:
-    table = parts.inputs.table(data.corpus.words)
-    table.check(data.corpus.word_ids, data.corpus.starts)
-
+def _prepare(config: Config, data: Data, parts: run_folder.Parts, table: WordTable) -> Prepared:
     def examples(rows: Rows) -> Examples:
         return Examples(data.corpus, rows, table, parts.labels, config.bucket_size)
 
@@ -135,11 +136,26 @@ def _prepare(config: Config, data: Data, parts: run_folder.Parts) -> Prepared:
     return Prepared(examples(rows.train), examples(rows.validation), examples(rows.test))
 
 
+def _use_states(training: Training, data: Data, table: WordTable, examples: Prepared) -> None:
+    """Computes what a frozen encoder says of all utterances, once, and lets the heads read that."""
+    model, config = training.model, training.config
+    if not (isinstance(model, BERT) and model.has_fixed_encoder):
+        return
+    states = encoder_states.compute(config, training.workers, training.folder, model, data.corpus, table)
+    for part in examples:
+        part.states = states
+    is_kept = states.file is not None and config.keep_features
+    if is_kept and encoder_states.KEPT not in training.state.not_covered:
+        training.state.not_covered.append(encoder_states.KEPT)
+
+
 def _begin(folder: Path, config: Config, parts: run_folder.Parts, data: Data, workers: int) -> None:
     """What stays the same in a run folder, and the initial weights."""
     files.make_private(folder)  # labels and metrics are not for everybody
     parts.save(folder)
     parts.save_weights(folder)
+    if config.init_from is not None:
+        earlier_run.save(folder, config.init_from)
     overlap = near_duplicates(data.corpus, data.rows)
     sizes = {name: len(part) for name, part in vars(data.rows).items()}
     changed = {name: getattr(data.corpus, name) for name in ("repaired", "skipped", "left_out")}
@@ -159,6 +175,8 @@ def _finish(config: Config, team: Workers, training: Training, test: Examples) -
     found = evaluate(training.model, test, training.parts.labels, team.collective, team.device)
     epsilon = None if training.private is None else training.private.epsilon(config.delta)
     written = team.on_first(lambda: _write(config, training, found, epsilon))
+    if not config.keep_features:
+        team.on_first(lambda: encoder_states.delete(training.folder))
     return Outcome(training.folder, found, training.state.seconds, epsilon, written)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ def make_optimizer(
     plan: Plan | None,
     folder: Path,
 ) -> torch.optim.Optimizer:
-    """AdamW over two parameter groups, the encoder's and the heads'.
+    """The optimizer over two parameter groups, the encoder's and the heads'.
 
     Args:
         config: the settings.
@@ -37,7 +38,7 @@ def make_optimizer(
         A PrivateOptimizer around it if there is a plan; else one that averages over the workers.
     """
     groups = _parameter_groups(model)
-    inner = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
+    inner = _inner_optimizer(config, groups)
     if plan is None:
         return workers.averaged(inner, model)
     edpsgd.check_model(model)
@@ -59,6 +60,15 @@ def make_optimizer(
         batches=batches,
         budget=budget,
     )
+
+
+def _inner_optimizer(config: Config, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """What ``--optimizer`` names; its rates are set before every step."""
+    decay = config.weight_decay
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, weight_decay=decay)
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, weight_decay=decay, fused=True)
 
 
 def _parameter_groups(model: IntentSlotModel) -> list[dict[str, list[torch.nn.Parameter]]]:

@@ -11,7 +11,8 @@ import torch
 
 import edpsgd
 from models.bert import paper_configuration
-from models.heads import IntentSlotModel, length_mask, pad
+from models.bio_chain import FORBIDDEN, fix_transitions
+from models.heads import HeadSettings, IntentSlotModel, length_mask, pad
 from tests.helpers.common import layers_of, private, quiet
 from tests.helpers.small_models import INTENTS, TAGS, Said, batch, tiny
 
@@ -164,3 +165,127 @@ def test_padding() -> None:
     assert pad(np.arange(1, 7), lengths, fill=9).tolist() == [[1, 9, 9], [2, 3, 4], [9, 9, 9], [5, 6, 9]]
     assert length_mask(lengths).sum(axis=1).tolist() == [1, 3, 0, 2]
     assert pad(np.array([], dtype=np.int64), np.array([], dtype=np.int64)).shape == (0, 1)
+
+
+# ---------------------------------------------------------------- fixed transitions, schemas, weights
+
+
+class Given(IntentSlotModel):
+    """The features are in the batch."""
+
+    def __init__(self, tags: int = 5, intents: int = 3, **heads) -> None:
+        torch.manual_seed(0)
+        super().__init__(6, intents, tags, 0.0, HeadSettings(**heads))
+
+    def features(self, batch):
+        return batch["words"], batch["words"].mean(1)
+
+
+def given(lengths: list[int], tags: int = 5) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    mask = torch.from_numpy(length_mask(np.array(lengths)))
+    return {
+        "words": 3 * torch.randn(*mask.shape, 6),
+        "mask": mask,
+        "tags": torch.zeros(mask.shape, dtype=torch.long),
+        "intents": torch.arange(len(lengths)) % 3,
+    }
+
+
+def is_bio(tags: tuple[int, ...]) -> bool:
+    """O is 0, B and I of slot s are 2s - 1 and 2s: I follows B or I of its slot."""
+    for before, tag in zip((0, *tags), tags, strict=False):
+        if tag > 0 and tag % 2 == 0 and before not in (tag - 1, tag):
+            return False
+    return True
+
+
+def test_fixed_transitions_leave_bio_sequences_and_their_scores_alone() -> None:
+    """The loss against a sum over the sequences that BIO allows, and the best of these by trial."""
+    model = Given(transitions="bio").eval()
+    for length in (1, 2, 4):
+        batch = given([length])
+        emissions = model.scores(batch)[1][0].tolist()
+        weights = {}
+        for tags in itertools.product(range(5), repeat=length):
+            if is_bio(tags):
+                weights[tags] = sum(row[tag] for row, tag in zip(emissions, tags, strict=True))
+        total = math.log(sum(math.exp(weight) for weight in weights.values()))
+        for tags, weight in weights.items():
+            batch["tags"] = torch.tensor([tags])
+            intent = torch.nn.functional.cross_entropy(model.scores(batch)[0], batch["intents"])
+            assert model(batch).item() == pytest.approx(total - weight + intent.item(), abs=1e-4)
+        assert tuple(model.predict(batch)[0].tags) == max(weights, key=weights.__getitem__)
+        marginals = model.outputs(batch).tags[0]
+        first = sum(math.exp(weight - total) for tags, weight in weights.items() if tags[0] == 1)
+        assert marginals[0, 1].item() == pytest.approx(first, abs=1e-6)
+        assert marginals[0, [2, 4]].abs().max() < 1e-12
+
+
+def test_fixed_transitions_are_not_trained_and_survive_saving() -> None:
+    model = Given(transitions="bio")
+    assert not any(p.requires_grad for p in model.crf.parameters())
+    assert all(p.requires_grad for part in (model.intent, model.slots) for p in part.parameters())
+    again = Given(**model.head_settings())
+    assert all(torch.equal(a, b) for a, b in zip(model.crf.parameters(), again.crf.parameters(), strict=True))
+
+
+def test_a_schema_limits_loss_and_answers() -> None:
+    """As if the tags that do not go with the intent were not there."""
+    allowed = [[0, 1, 2], [0, 3, 4], [0]]
+    model = Given(transitions="bio", allowed=allowed).eval()
+    free = Given(transitions="bio").eval()
+    batch = given([3, 4, 2, 1, 4])
+    intents, emissions = free.scores(batch)
+    expected = []
+    for row, intent in enumerate(batch["intents"].tolist()):
+        own = torch.tensor(allowed[intent])
+        small = Given(tags=len(own), transitions="bio")
+        fix_transitions(small.crf)
+        one = emissions[row : row + 1][:, :, own], batch["tags"][row : row + 1], batch["mask"][row : row + 1]
+        likelihood = small.crf(one[0], one[1], mask=one[2])
+        expected.append(torch.nn.functional.cross_entropy(intents[row], batch["intents"][row]) - likelihood)
+    torch.testing.assert_close(model(batch), torch.stack(expected), rtol=0, atol=1e-4)
+    torch.testing.assert_close(model.outputs(batch).losses.float(), torch.stack(expected), rtol=0, atol=1e-4)
+    said = model.outputs(batch)
+    for row, answer in enumerate(model.predict(batch, with_scores=True)):
+        assert set(answer.tags) <= set(allowed[answer.intent])
+        others = [tag for tag in range(5) if tag not in allowed[answer.intent]]
+        assert said.tags[row, : len(answer.tags), others].abs().max() < 1e-12
+        assert all(0 < score <= 1 for score in answer.tag_scores)
+
+
+def test_heads_of_zeros_and_the_weight_of_intents() -> None:
+    batch = given([3, 2])
+    zero = Given(zero_start=True, transitions="bio")
+    sequences_of = [sum(is_bio(tags) for tags in itertools.product(range(5), repeat=length)) for length in (3, 2)]
+    expected = torch.tensor([math.log(3) + math.log(number) for number in sequences_of])
+    torch.testing.assert_close(zero(batch), expected)
+    heavy = Given(zero_start=True, transitions="bio", intent_weight=6.0)
+    torch.testing.assert_close(heavy(batch) - zero(batch), torch.full((2,), 5 * math.log(3)))
+    torch.testing.assert_close(heavy.outputs(batch).losses.float(), heavy(batch))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"transitions": "free"}, "transitions must be one of trained, bio, got 'free'"),
+        ({"intent_weight": 0.0}, "intent_weight must be above 0"),
+        ({"intent_weight": math.nan}, "intent_weight must be above 0"),
+        ({"allowed": [[0]]}, "a list of tags from 0 to 4 for each of 3 intents"),
+        ({"allowed": [[0], [5], [0]]}, "a list of tags from 0 to 4 for each of 3 intents"),
+    ],
+)
+def test_settings_of_heads_that_are_refused(settings, wanted) -> None:
+    with pytest.raises(ValueError, match=wanted):
+        Given(**settings)
+
+
+def test_no_likelihood_is_lost_in_forbidden_scores() -> None:
+    """Sums of allowed scores stay exact beside them, also in long utterances."""
+    model = Given(transitions="bio")
+    batch = given([200])
+    exact = Given(transitions="bio").double()
+    batch64 = {**batch, "words": batch["words"].double()}
+    assert model(batch).item() == pytest.approx(exact(batch64).item(), rel=1e-5)
+    assert FORBIDDEN < -1e3

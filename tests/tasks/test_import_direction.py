@@ -23,6 +23,7 @@ COMMANDS = (
     "generate",
     "language_model",
     "predict",
+    "schema",
     "synthetic_users",
     "train",
 )

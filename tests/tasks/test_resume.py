@@ -37,11 +37,11 @@ def settings(name: str, encoder: str) -> dict[str, Any]:
 def begin(folder: Path, workers: int = 1, **given: Any) -> list[str]:
     """The command line of a new job; ten steps on any number of workers."""
     config = tiny(folder, **{"batch_size": 12 // workers, **given})
-    pairs = {name: value for name, value in config.given().items() if value is not None and name != "tensorboard"}
-    flags = [part for name, value in pairs.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    drop = {"--train-vectors", "--skip-bad-lines"}
-    kept = [part for i, part in enumerate(flags) if part not in drop and (i == 0 or flags[i - 1] not in drop)]
-    return [*kept, "--no-tensorboard"]
+    arguments = []
+    for name, value in config.given().items():
+        if value is not None and not isinstance(value, bool):  # those are off
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return [*arguments, "--no-tensorboard"]
 
 
 def job(arguments: list[str], kill: tuple[str, int, int] | None = None) -> dict[str, Any]:

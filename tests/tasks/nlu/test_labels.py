@@ -16,8 +16,8 @@ def test_labels_are_those_of_the_rows() -> None:
         Utterance(("by", "abba"), ("O", "B-artist"), "music"),
     ]
     corpus = Corpus(said)
-    assert Labels.of_rows(corpus, np.array([2, 0])) == Labels(["music", "phone"], ["O", "B-name", "I-name"])
-    assert Labels.of_rows(corpus, np.array([2])) == Labels(["music"], ["O"])
+    assert Labels.of_rows(corpus, np.array([2, 0])) == Labels(["music", "phone"], ["O", "B-name", "I-name"], True)
+    assert Labels.of_rows(corpus, np.array([2])) == Labels(["music"], ["O"], True)
     tags = ["O", "B-artist", "I-artist", "B-time", "I-time"]
-    assert Labels.of_rows(corpus, np.array([3, 1])) == Labels(["clock", "music"], tags)
+    assert Labels.of_rows(corpus, np.array([3, 1])) == Labels(["clock", "music"], tags, True)
     assert Labels.of_slots(["b", "a", "b"], ["y", "x", "y"]) == Labels(["a", "b"], ["O", "B-x", "I-x", "B-y", "I-y"])

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.nlu import new_model, run_folder
+from tasks.nlu import label_schema, new_model, run_folder
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Utterance
+from tasks.nlu.labels import Labels
 from tests.helpers.run_folders import SMALL, saved
 
 
@@ -87,7 +88,7 @@ def test_labels_of_the_training_set() -> None:
 def test_what_no_noise_covers(settings, stated) -> None:
     """By how each statement begins; logs and counts are in every run folder."""
     always = {"metrics.jsonl, tensorboard/ and checkpoints/", "data.json and the number of training utterances"}
-    found = new_model.not_covered(Config(**{**SMALL, **settings}))
+    found = new_model.not_covered(Config(**{**SMALL, **settings}), Labels(["call"], ["O"]))
     assert {text.partition(":")[0] for text in found} == stated | always
 
 
@@ -106,27 +107,34 @@ def test_labels_that_lack_some(tmp_path, intents, slots, lacking) -> None:
     assert not any(name in str(error.value).replace(str(tmp_path), "") for name in ("phone", "clock", "name", "time"))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        '{"intents": ["phone"]}',
-        '{"intents": "phone", "slots": []}',
-        '{"intents": ["phone", 7], "slots": []}',
-        '{"intents": ["phone", ""], "slots": []}',
-        '{"intents": {"phone": 1}, "slots": []}',
-        b'{"intents": ["ph\xffone"], "slots": []}',
-    ],
-)
-def test_malformed_labels(tmp_path, content) -> None:
-    with pytest.raises(ValueError, match="labels.json must be JSON with the lists intents and slots: ") as error:
-        with_labels(tmp_path, content)
-    assert "phone" not in str(error.value)
+def test_a_schema_limits_the_tags_of_intents(tmp_path) -> None:
+    parts = with_labels(tmp_path, json.dumps({"intents": {"phone": ["name"], "clock": ["time"], "rain": []}}))
+    assert parts.labels == Labels(["clock", "phone", "rain"], ["O", "B-name", "I-name", "B-time", "I-time"])
+    assert parts.model.heads.allowed == [[0, 3, 4], [0, 1, 2], [0]]
+    saved(parts, tmp_path / "run")
+    assert run_folder.load(tmp_path / "run").model.heads == parts.model.heads
 
 
-def test_labels_file_that_there_is_not(tmp_path) -> None:
-    with pytest.raises(ValueError, match="none.json must be JSON with the lists intents and slots"):
-        new_model.build(Config(**SMALL, labels=str(tmp_path / "none.json")), SAID, np.array([0, 1]))
+def test_a_schema_that_nobody_confirmed_is_not_covered(tmp_path) -> None:
+    parts = with_labels(tmp_path, label_schema.of_rows(SAID, np.array([0, 1])).text())
+    assert parts.labels.read_from_data
+    found = new_model.not_covered(Config(**SMALL, labels="labels.yaml"), parts.labels)
+    assert found[0] == "the label set: intents and slot types were read from the training set"
+
+
+def test_what_the_heads_of_a_frozen_encoder_read(tmp_path) -> None:
+    """The middle and the last layer and a neighbour on each side, if nothing else is said."""
+    small = {**SMALL, "model": "bert", "hidden": 384}
+    chosen = new_model.build(Config(**small, freeze="encoder"), SAID, np.array([0, 1])).model
+    assert (chosen.layers, chosen.window) == ([0, 2, 4], 1)
+    named = new_model.build(Config(**small, features="layers:1,3,4", window=2), SAID, np.array([0, 1])).model
+    assert (named.layers, named.window) == ([1, 3, 4], 2)
+    usual = new_model.build(Config(**small), SAID, np.array([0, 1])).model
+    assert (usual.layers, usual.window) == ([], 0)
+
+
+@pytest.mark.parametrize("name", ["features", "window", "freeze"])
+def test_settings_of_the_other_model(name) -> None:
+    value = {"features": "auto", "window": 1, "freeze": "encoder"}[name]
+    with pytest.raises(ValueError, match=f"{name} is for bert, and the model is clc"):
+        new_model.build(Config(**SMALL, **{name: value}), SAID, np.array([0, 1]))

@@ -1,0 +1,204 @@
+"""Hidden states of a frozen encoder, computed once for every utterance: an epoch then costs the heads alone.
+
+They are kept in half precision, in memory or, if there are too many, in a private file of the run folder. Words can be
+read from them nearly as well as from the text, so the file is deleted when the training ends, unless it is to be kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from edpsgd import files
+from models.bert import BERT
+from models.heads import length_mask
+from tasks.common.workers import Workers
+from tasks.nlu.configuration import Config
+from tasks.nlu.corpus import Corpus, Rows, word_places
+from tasks.nlu.example_batches import WordTable, to_device
+
+FOLDER = "encoder_states"
+KEPT = f"{FOLDER}/: hidden states of all utterances, from which words can be read; delete it when it is not needed"
+_STATES, _ABOUT = "states.f16", "about.json"
+_TOGETHER = 64  # utterances of similar length that the encoder reads at once
+_ROUNDS = 16  # of them that a worker computes before the workers exchange what they have
+_MARGIN = 64 * files.MEBIBYTE  # that must stay free on the disk: checkpoints and the ledger come later
+
+
+@dataclass(frozen=True)
+class EncoderStates:
+    """States of all utterances of a corpus.
+
+    Attributes:
+        words: in the order of the corpus's words, words x layers x width.
+        utterances: means over the pieces of each, utterances x width.
+        file: where they are kept, if not in memory.
+    """
+
+    words: npt.NDArray[np.float16]
+    utterances: npt.NDArray[np.float16]
+    file: Path | None
+
+    def batch(self, corpus: Corpus, rows: Rows) -> dict[str, torch.Tensor]:
+        """What the model reads instead of the pieces of these utterances."""
+        lengths = corpus.starts[rows + 1] - corpus.starts[rows]
+        mask = length_mask(lengths)
+        words = np.zeros((*mask.shape, *self.words.shape[1:]), dtype=np.float16)
+        words[mask] = self.words[word_places(corpus, rows)]
+        return {
+            "word_states": torch.from_numpy(words),
+            "utterance_states": torch.from_numpy(self.utterances[rows]),
+            "mask": torch.from_numpy(mask),
+        }
+
+
+def compute(
+    config: Config, team: Workers, folder: Path, model: BERT, corpus: Corpus, table: WordTable
+) -> EncoderStates:
+    """The states of a corpus; each worker computes a share. Those of a file that an earlier start left are taken.
+
+    Args:
+        config: how much memory they may take.
+        team: the workers, of which all call this; ``model`` is on their devices.
+        folder: the run folder.
+        model: its encoder is frozen.
+        corpus: all utterances.
+        table: its words, as the encoder reads them.
+    """
+    started, layers, width = time.monotonic(), len(model.layers) or 1, model.encoder.config.hidden_size
+    size = 2 * (len(corpus.word_ids) * layers + len(corpus)) * width  # two bytes for each number
+    about = {"encoder": _encoder_digest(model), "data": _data_digest(corpus), "bytes": size}
+    in_memory = size <= config.feature_memory * files.MEBIBYTE
+    place = None if in_memory else folder / FOLDER / _STATES
+    is_there = place is not None and bool(team.collective.gather(team.on_first(lambda: _is_complete(place, about)))[0])
+    if place is not None and not is_there:
+        team.on_first(lambda: _reserve(place, size))
+    found = team.together(lambda: _opened(place, layers, width, corpus, is_writable=not is_there))
+    if not is_there:
+        _fill(found, team, model, corpus, table)
+        if place is not None:
+            team.on_first(lambda: files.write_text(place.with_name(_ABOUT), json.dumps(about)))
+    if team.is_first:
+        where = "in memory" if in_memory else f"in {FOLDER}/, a private file"
+        seconds = time.monotonic() - started
+        print(f"hidden states of {len(corpus)} utterances: {size / 1e6:.0f} MB {where}, {seconds:.0f} s", flush=True)
+    return found
+
+
+def delete(folder: Path) -> None:
+    """Deletes the file of a run folder, if it has one."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def _encoder_digest(model: BERT) -> str:
+    digest = hashlib.blake2b(json.dumps(model.layers).encode(), digest_size=16)
+    for name, tensor in sorted(model.encoder.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _data_digest(corpus: Corpus) -> str:
+    digest = hashlib.blake2b("\n".join(corpus.words).encode(), digest_size=16)
+    digest.update(corpus.word_ids.tobytes())
+    digest.update(corpus.starts.tobytes())
+    return digest.hexdigest()
+
+
+def _is_complete(place: Path, about: dict[str, object]) -> bool:
+    """Whether an earlier start of this run has left all states; those of something else are an error."""
+    try:
+        before = files.read_json(place.with_name(_ABOUT))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{place.parent} is damaged, delete it: {type(error).__name__}") from None
+    if before != about or place.stat().st_size != about["bytes"]:
+        raise ValueError(f"{place.parent} holds hidden states of another encoder or of other data: delete it")
+    return True
+
+
+def _reserve(place: Path, size: int) -> None:
+    """Makes the file in its full size, before the first utterance is read."""
+    files.make_private(place.parent)
+    free = shutil.disk_usage(place.parent).free
+    if free < size + _MARGIN:
+        raise ValueError(
+            f"the hidden states take {size / 1e9:.1f} GB, and {place.parent} has {free / 1e9:.1f} GB free: choose "
+            "fewer layers with --features, or another --output"
+        )
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(place: Path | None, layers: int, width: int, corpus: Corpus, is_writable: bool) -> EncoderStates:
+    """The arrays, of words first, in memory or in the file."""
+    of_words, of_utterances = len(corpus.word_ids) * layers, len(corpus)
+    shape = (of_words + of_utterances, width)
+    whole: npt.NDArray[np.float16]
+    if place is None:
+        whole = np.empty(shape, dtype=np.float16)
+    else:
+        whole = np.memmap(place, np.float16, mode="r+" if is_writable else "r", shape=shape)
+    return EncoderStates(whole[:of_words].reshape(-1, layers, width), whole[of_words:], place)
+
+
+Computed = tuple[Rows, npt.NDArray[np.float16], npt.NDArray[np.float16]]
+
+
+def _fill(found: EncoderStates, team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> None:
+    """Each worker computes every so manieth batch. In memory each worker needs all; a file is there for all of them."""
+    parts = _parts_by_length(corpus)
+    at_once = team.collective.size * _ROUNDS
+    has_bar = team.is_first and sys.stderr.isatty()
+    with tqdm(total=len(corpus), unit="utterance", disable=not has_bar) as bar:
+        for begin in range(0, len(parts), at_once):
+            group = parts[begin : begin + at_once]
+            mine = group[team.collective.rank :: team.collective.size]
+            own = team.together(partial(_of_parts, mine, team, model, corpus, table))
+            computed = [own] if found.file is not None else team.collective.gather(own)
+            for rows, words, means in (one for share in computed for one in share):
+                found.words[word_places(corpus, rows)] = words
+                found.utterances[rows] = means
+            bar.update(sum(len(part) for part in group))
+    if isinstance(found.words, np.memmap):
+        found.words.flush()
+        found.utterances.flush()  # type: ignore[attr-defined]
+    team.collective.gather(None)  # nobody reads before all have written
+
+
+def _parts_by_length(corpus: Corpus) -> list[Rows]:
+    """All utterances in batches of similar length, the same on all workers."""
+    order = np.argsort(-np.diff(corpus.starts), kind="stable")
+    return [order[begin : begin + _TOGETHER] for begin in range(0, len(order), _TOGETHER)]
+
+
+def _of_parts(parts: list[Rows], team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> list[Computed]:
+    return [_of_part(part, team, model, corpus, table) for part in parts]
+
+
+def _of_part(part: Rows, team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> Computed:
+    """States of some utterances; their words stand one after the other."""
+    lengths = corpus.starts[part + 1] - corpus.starts[part]
+    batch = table.batch(corpus.word_ids[word_places(corpus, part)], lengths)
+    with torch.inference_mode():
+        words, means = model.states(to_device(batch, team.device))
+    kept = words.half().cpu().numpy()[length_mask(lengths)], means.half().cpu().numpy()
+    if not all(np.isfinite(one).all() for one in kept):
+        raise ValueError("hidden states of the encoder do not fit half precision: name other layers with --features")
+    return part, *kept
