@@ -70,7 +70,7 @@ class PrivateOptimizer(OptimizerWrapper):
         compression: None, or what gradients are rounded to when they are sent: "fp16" or (torch.distributed only)
             "bf16"; needs per-worker noise.
         verify: "spot" compares the gradients of ``backward(losses)`` with autograd on the first batches and on some
-            later ones; "always" on all of them before anything is released, which takes about twice the time.
+            later ones; "always" on all of them before anything is released, which takes two to three times as long.
         ledger: a file that records every step before it is released; continued if it exists. In memory without.
             Worker 0 writes it, and all workers must name one.
         batches: the sampler that the training draws from, such as ``ShuffledBatches`` or ``PoissonBatches``. What it

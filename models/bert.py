@@ -38,6 +38,12 @@ def paper_configuration(vocabulary: int) -> BertConfig:
     )
 
 
+def has_own_pieces(encoder: Any) -> bool:
+    """Whether a piece is as wide before the encoder as in its layers; some encoders have narrower ones."""
+    width: int = encoder.config.hidden_size
+    return encoder.get_input_embeddings().embedding_dim == width
+
+
 class BERT(IntentSlotModel):
     """An encoder with an intent head on the mean of its outputs, and a slot head on the first piece of every word.
 
@@ -76,6 +82,8 @@ class BERT(IntentSlotModel):
         width = encoder.config.hidden_size
         if window and not layers:
             raise ValueError(f"window is for chosen layers of the encoder, and none are: got window {window}")
+        if OWN_PIECES in layers and not has_own_pieces(encoder):
+            raise ValueError(f"its pieces have another width than its layers: choose layers above {OWN_PIECES}")
         of_word = word_width(len(layers) or 1, width, window)
         super().__init__(of_word, intents, tags, dropout, heads, utterance_width=width)
         self.layers, self.window = list(layers), window

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 LAST = "last"  # the last layer alone: how an encoder that is trained itself is usually read
+AUTO = "auto"
 OWN_PIECES = 0  # the number of the layer below all others: a word's pieces, before the encoder has seen any other word
 
 
@@ -28,7 +29,7 @@ def parse_layers(text: str, depth: int) -> list[int]:
     """
     if text == LAST:
         return []
-    if text == "auto":
+    if text == AUTO:
         return [OWN_PIECES, *sorted({max(1, depth // 2), depth})]
     match = re.fullmatch(r"layers:(\d+(?:,\d+)*)", text)
     layers = [] if match is None else sorted({int(number) for number in match[1].split(",")})

@@ -90,6 +90,18 @@ def test_the_figures_to_reach_in_a_step() -> None:
             assert found["memory_ratio"] <= 1.5
 
 
+def test_a_step_where_plain_lstms_are_faster() -> None:
+    """What the README says of another processor is what was measured there."""
+    results = json.loads((RESULTS / "faster_lstm" / "step_time.json").read_text(encoding="utf-8"))
+    said = " ".join(README.split())
+    for kind, text in (("clc", "times SGD's for CLC"), ("bert", "for BERT")):
+        rows = [row["contenders"]["example"] for row in results["rows"] if row["kind"] == kind]
+        ratios = [row["ratio_with_checks"] for row in rows]
+        assert len(ratios) == 2
+        assert f"{min(ratios):.1f} to {max(ratios):.1f} {text}" in said
+        assert kind == "bert" or f"up to {max(ratios):.1f} for LSTMs" in said
+
+
 def test_the_paper_s_first_table() -> None:
     """All models, corpora and decays, as the command's search through the grid ends; each was attacked."""
     results = load("tradeoff")

@@ -113,7 +113,9 @@ class Config(Settings):
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: at the end of every epoch only", group="machine")
     bucket_size: int = setting(32, "utterances of similar length that are computed at once", group="machine")
     feature_memory: int = setting(
-        2000, "megabytes of a frozen encoder's states that are kept in memory; more go to a file", group="machine"
+        2000,
+        "megabytes of a frozen encoder's states in each worker's memory; more go to a file",
+        group="machine",
     )
     keep_features: bool = setting(False, "keep that file in the run folder when the training ends", group="machine")
     device: str = shared_settings.device_setting()

@@ -98,8 +98,9 @@ def compute(
 
 
 def delete(folder: Path) -> None:
-    """Deletes the file of a run folder, if it has one."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    """Deletes the file of a run folder, if it has one; what cannot be deleted is an error."""
+    if (folder / FOLDER).exists():
+        shutil.rmtree(folder / FOLDER)
 
 
 def _encoder_digest(model: BERT) -> str:

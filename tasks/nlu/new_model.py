@@ -10,9 +10,9 @@ from transformers import AutoModel
 
 from edpsgd import files
 from models import vectors as word_vectors
-from models.bert import BERT, BertInputs, paper_configuration
+from models.bert import BERT, BertInputs, has_own_pieces, paper_configuration
 from models.clc import CLC, ClcInputs
-from models.features import LAST, parse_layers
+from models.features import AUTO, LAST, OWN_PIECES, parse_layers
 from models.heads import HeadSettings
 from models.vectors import WordVectors
 from tasks.nlu import earlier_run, generator, label_schema
@@ -78,6 +78,8 @@ def _schema(config: Config, corpus: Corpus, rows: Rows) -> Schema:
         found = label_schema.of_rows(corpus, rows)
         return replace(found, slots_of=None)
     found = label_schema.read(config.labels)
+    if config.canaries and found.slots_of is not None:
+        raise ValueError("canaries have any slots with any intent: give --labels without slots of single intents")
     found.check_covers(corpus, rows, config.labels)
     return found
 
@@ -137,7 +139,10 @@ def _new_bert(config: Config, words: list[str] | None, labels: Labels, heads: He
 def _around(encoder: Any, config: Config, labels: Labels, heads: HeadSettings) -> BERT:
     """A BERT with this encoder."""
     is_fixed = config.freeze == "encoder"
-    layers = parse_layers(config.features or ("auto" if is_fixed else LAST), encoder.config.num_hidden_layers)
+    text = config.features or (AUTO if is_fixed else LAST)
+    layers = parse_layers(text, encoder.config.num_hidden_layers)
+    if text == AUTO and not has_own_pieces(encoder):
+        layers.remove(OWN_PIECES)
     model = BERT(
         encoder,
         intents=len(labels.intents),

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer, ElectraConfig, ElectraModel
 
 from tasks.nlu import label_schema, new_model, run_folder
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Utterance
 from tasks.nlu.labels import Labels
 from tests.helpers.run_folders import SMALL, saved
+from tests.helpers.small_models import ENCODER
 
 
 def test_word_list_has_the_training_rows_only() -> None:
@@ -131,6 +133,26 @@ def test_what_the_heads_of_a_frozen_encoder_read(tmp_path) -> None:
     assert (named.layers, named.window) == ([1, 3, 4], 2)
     usual = new_model.build(Config(**small), SAID, np.array([0, 1])).model
     assert (usual.layers, usual.window) == ([], 0)
+
+
+def test_pieces_that_are_narrower_than_the_layers(tmp_path) -> None:
+    """They are left out unless somebody asks for them, which is an error."""
+    folder = tmp_path / "narrow"
+    AutoTokenizer.from_pretrained(ENCODER).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "embedding_size": 8}
+    ElectraModel(ElectraConfig(vocab_size=30522, num_hidden_layers=2, **sizes)).save_pretrained(folder)
+    narrow = {**SMALL, "model": "bert", "pretrained": str(folder), "freeze": "encoder"}
+    parts = new_model.build(Config(**narrow), SAID, np.array([0, 1]))
+    assert parts.model.layers == [1, 2]
+    with pytest.raises(ValueError, match="another width than its layers"):
+        new_model.build(Config(**narrow, features="layers:0,1"), SAID, np.array([0, 1]))
+
+
+def test_canaries_need_labels_that_allow_everything(tmp_path) -> None:
+    path = tmp_path / "labels.yaml"
+    path.write_text("intents: {phone: [name], clock: [time], map: [place]}", encoding="utf-8")
+    with pytest.raises(ValueError, match="canaries have any slots with any intent"):
+        new_model.build(Config(**SMALL, labels=str(path), canaries=2), SAID, np.array([0, 1]))
 
 
 @pytest.mark.parametrize("name", ["features", "window", "freeze"])
