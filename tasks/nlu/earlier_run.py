@@ -72,6 +72,19 @@ def check_kind(config: Config, model: IntentSlotModel) -> None:
         raise ValueError(f"the encoder of {config.init_from} has adapters: begin with a run without them")
 
 
+def check_other_data(config: Config) -> None:
+    """Refuses a private run on the data of the earlier one: its ε would say nothing of what that learned of them."""
+    before = configuration.read_file(Path(config.init_from or "", "config.yaml"))
+    own = config.given()
+    same_names = all(before.get(name) == own[name] for name in ("task", "examples", "data_seed"))
+    places = [None if one is None else Path(one).resolve() for one in (before.get("data"), config.data)]
+    if config.private != "off" and same_names and places[0] == places[1]:
+        raise ValueError(
+            f"the run {config.init_from} was trained on these data, and ε would not cover that: begin with a run on "
+            "public ones"
+        )
+
+
 def with_new_heads(clc: CLC, config: Config, intents: int, tags: int, heads: HeadSettings) -> CLC:
     """The same but for its heads."""
     dropout = 0.4 if config.dropout is None else config.dropout

@@ -1,7 +1,10 @@
 """Hidden states of a frozen encoder, computed once for every utterance: an epoch then costs the heads alone.
 
-They are kept in half precision, in memory or, if there are too many, in a private file of the run folder. Words can be
-read from them nearly as well as from the text, so the file is deleted when the training ends, unless it is to be kept.
+The encoder reads each utterance alone, so that its states are a function of that utterance and nothing else. In a
+batch, the sums of a matrix product and, after rounding, the states would depend a little on the others: the removal of
+one utterance would move many. That takes about twice the time, once. States are kept in half precision, in memory or,
+if there are too many, in a private file of the run folder. Words can be read from them nearly as well as from the text,
+so the file is deleted when the training ends, unless it is to be kept.
 """
 
 from __future__ import annotations
@@ -32,8 +35,7 @@ from tasks.nlu.example_batches import WordTable, to_device
 FOLDER = "encoder_states"
 KEPT = f"{FOLDER}/: hidden states of all utterances, from which words can be read; delete it when it is not needed"
 _STATES, _ABOUT = "states.f16", "about.json"
-_TOGETHER = 64  # utterances of similar length that the encoder reads at once
-_ROUNDS = 16  # of them that a worker computes before the workers exchange what they have
+_ROUND = 1024  # utterances that a worker computes before the workers exchange what they have
 _MARGIN = 64 * files.MEBIBYTE  # that must stay free on the disk: checkpoints and the ledger come later
 
 
@@ -163,43 +165,49 @@ Computed = tuple[Rows, npt.NDArray[np.float16], npt.NDArray[np.float16]]
 
 
 def _fill(found: EncoderStates, team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> None:
-    """Each worker computes every so manieth batch. In memory each worker needs all; a file is there for all of them."""
-    parts = _parts_by_length(corpus)
-    at_once = team.collective.size * _ROUNDS
+    """Each worker computes a share of every round. In memory each worker needs all; a file is there for all of them."""
+    at_once = team.collective.size * _ROUND
     has_bar = team.is_first and sys.stderr.isatty()
     with tqdm(total=len(corpus), unit="utterance", disable=not has_bar) as bar:
-        for begin in range(0, len(parts), at_once):
-            group = parts[begin : begin + at_once]
-            mine = group[team.collective.rank :: team.collective.size]
-            own = team.together(partial(_of_parts, mine, team, model, corpus, table))
-            computed = [own] if found.file is not None else team.collective.gather(own)
-            for rows, words, means in (one for share in computed for one in share):
+        for begin in range(0, len(corpus), at_once):
+            round_ = np.arange(begin, min(begin + at_once, len(corpus)))
+            mine = round_[team.collective.rank :: team.collective.size]
+            own = team.together(partial(_of_rows, mine, team, model, corpus, table))
+            shares = [own] if found.file is not None else team.collective.gather(own)
+            for rows, words, means in shares:
                 found.words[word_places(corpus, rows)] = words
                 found.utterances[rows] = means
-            bar.update(sum(len(part) for part in group))
+            bar.update(len(round_))
     if isinstance(found.words, np.memmap):
         found.words.flush()
         found.utterances.flush()  # type: ignore[attr-defined]
     team.collective.gather(None)  # nobody reads before all have written
 
 
-def _parts_by_length(corpus: Corpus) -> list[Rows]:
-    """All utterances in batches of similar length, the same on all workers."""
-    order = np.argsort(-np.diff(corpus.starts), kind="stable")
-    return [order[begin : begin + _TOGETHER] for begin in range(0, len(order), _TOGETHER)]
-
-
-def _of_parts(parts: list[Rows], team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> list[Computed]:
-    return [_of_part(part, team, model, corpus, table) for part in parts]
-
-
-def _of_part(part: Rows, team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> Computed:
+def _of_rows(rows: Rows, team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> Computed:
     """States of some utterances; their words stand one after the other."""
-    lengths = corpus.starts[part + 1] - corpus.starts[part]
-    batch = table.batch(corpus.word_ids[word_places(corpus, part)], lengths)
+    words: list[npt.NDArray[np.float16]] = []
+    means: list[npt.NDArray[np.float16]] = []
+    for row in rows:
+        of_words, of_utterance = _of_utterance(int(row), team, model, corpus, table)
+        words.append(of_words)
+        means.append(of_utterance)
+    if not words:  # this worker has no share in the last round
+        layers, width = len(model.layers) or 1, model.encoder.config.hidden_size
+        return rows, np.empty((0, layers, width), np.float16), np.empty((0, width), np.float16)
+    return rows, np.concatenate(words), np.concatenate(means)
+
+
+def _of_utterance(
+    row: int, team: Workers, model: BERT, corpus: Corpus, table: WordTable
+) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.float16]]:
+    """Of its words, words x layers x width, and of the whole, 1 x width."""
+    place = slice(corpus.starts[row], corpus.starts[row + 1])
+    word_ids = corpus.word_ids[place]
+    batch = table.batch(word_ids, np.array([len(word_ids)]))
     with torch.inference_mode():
-        words, means = model.states(to_device(batch, team.device))
-    kept = words.half().cpu().numpy()[length_mask(lengths)], means.half().cpu().numpy()
+        words, mean = model.states(to_device(batch, team.device))
+    kept = words[0].half().cpu().numpy(), mean.half().cpu().numpy()
     if not all(np.isfinite(one).all() for one in kept):
         raise ValueError("hidden states of the encoder do not fit half precision: name other layers with --features")
-    return part, *kept
+    return kept

@@ -160,6 +160,7 @@ def _from_earlier(config: Config, corpus: Corpus, rows: Rows) -> Parts:
     """With the encoder and the words of another run, and new heads."""
     earlier, _ = earlier_run.read(config.init_from or "")
     earlier_run.check_kind(config, earlier.model)
+    earlier_run.check_other_data(config)
     labels, heads = _labels_and_heads(config, corpus, rows)
     if isinstance(earlier.model, BERT):
         return Parts(_around(earlier.model.encoder, config, labels, heads), earlier.inputs, labels)

@@ -13,7 +13,7 @@ from tasks.common import checkpoints
 from tasks.common.workers import workers
 from tasks.nlu import encoder_states, generator, new_model, training_loop
 from tasks.nlu.configuration import Config, parse
-from tasks.nlu.corpus import Corpus, Rows
+from tasks.nlu.corpus import Corpus, Rows, word_places
 from tasks.nlu.encoder_states import FOLDER, KEPT, EncoderStates
 from tasks.nlu.example_batches import Examples
 from tasks.nlu.run_folder import Parts
@@ -89,6 +89,19 @@ def test_memory_and_file_give_the_same_weights_and_no_file_stays(tmp_path, encod
     assert KEPT in kept.card.markdown()
 
 
+def test_states_of_an_utterance_do_not_depend_on_the_others(tmp_path, encoder) -> None:
+    """Bit for bit: with one utterance less, all others have the same states."""
+    said = list(generator.utterances(150, seed=4))
+    whole, less = Corpus(said), Corpus(said[:40] + said[41:])
+    config = settings(tmp_path / "run", encoder)
+    parts = parts_of(config, whole)
+    with_it = states_of(config, parts, whole, tmp_path / "whole")
+    without = states_of(config, parts, less, tmp_path / "less")
+    kept = np.array([row for row in range(150) if row != 40])
+    assert np.array_equal(with_it.utterances[kept], without.utterances)
+    assert np.array_equal(with_it.words[word_places(whole, kept)], without.words)
+
+
 @pytest.mark.parametrize("more", [{}, IN_FILE], ids=["memory", "file"])
 def test_workers_compute_a_share_each_and_have_all(tmp_path, encoder, corpus, more) -> None:
     config = settings(tmp_path / "run", encoder, **more)
@@ -108,12 +121,15 @@ def test_workers_compute_a_share_each_and_have_all(tmp_path, encoder, corpus, mo
 def test_the_encoder_reads_every_utterance_once(tmp_path, encoder, monkeypatch) -> None:
     """Whatever the number of epochs."""
     read: list[int] = []
-    of_part = encoder_states._of_part
-    monkeypatch.setattr(
-        encoder_states, "_of_part", lambda part, *more: (read.append(len(part)), of_part(part, *more))[1]
-    )
+    of_utterance = encoder_states._of_utterance
+
+    def counted(row: int, *more):
+        read.append(row)
+        return of_utterance(row, *more)
+
+    monkeypatch.setattr(encoder_states, "_of_utterance", counted)
     run(settings(tmp_path / "run", encoder, private="off", epochs=4))
-    assert sum(read) == 120
+    assert sorted(read) == list(range(120))
 
 
 def test_a_resumed_run_equals_one_that_nobody_interrupted(tmp_path, encoder, monkeypatch) -> None:
