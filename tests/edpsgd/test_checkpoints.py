@@ -9,28 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import lr_scheduler
 
 import edpsgd
 from edpsgd.checkpoints import Progress, load_from_root
 from tests.helpers.common import Bag, assert_same, layers_of, private
+from tests.helpers.small_steps import build, train
 from tests.helpers.threads import run_workers
-
-
-def build() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, after_step=None) -> None:
-    for step in range(steps):
-        torch.manual_seed(step)
-        optimizer.zero_grad()
-        model(torch.randn(6, 4)).square().mean().backward()
-        optimizer.step()
-        if after_step:
-            after_step()
 
 
 @pytest.mark.parametrize(

@@ -14,29 +14,13 @@ from edpsgd.mechanism.accumulator import StepAccumulator
 from edpsgd.mechanism.clipping import GUARD, ClipCounter
 from edpsgd.mechanism.noise import GaussianSource
 from edpsgd.mechanism.parameters import Layers
-from edpsgd.mechanism.settings import Settings
 from edpsgd.per_example import UnitGradients
 from tests.helpers.common import assert_std
+from tests.helpers.small_steps import settings as settings_of
 
 
 def made(model: nn.Module, workers: int = 1, **changes: Any) -> tuple[StepAccumulator, Layers, ClipCounter]:
-    chosen = {
-        "clip_norm": 1.0,
-        "noise_multiplier": 1.0,
-        "noise_decay": None,
-        "clipping": "flat",
-        "unit": "micro_batch",
-        "layer_scaling": None,
-        "noise": "calibrated",
-        "noise_placement": "sharded",
-        "seed": None,
-        "divisor": None,
-        "compression": None,
-        "verify": "spot",
-        "sensitivity_factor": 1.0,
-        **changes,
-    }
-    settings = Settings(**chosen)
+    settings = settings_of(**changes)
     named = dict(model.named_parameters())
     layers = Layers([{"params": list(named.values())}], named, settings.layer_scaling, None, trailer_size=2)
     clips = ClipCounter()

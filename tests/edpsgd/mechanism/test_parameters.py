@@ -9,21 +9,7 @@ from torch import nn
 import edpsgd
 from edpsgd.mechanism.parameters import Layers, describe_parameters, find_scales
 from tests.helpers.common import Bag, layers_of, private, set_gradients
-
-
-def build() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, after_step=None) -> None:
-    for step in range(steps):
-        torch.manual_seed(step)
-        optimizer.zero_grad()
-        model(torch.randn(6, 4)).square().mean().backward()
-        optimizer.step()
-        if after_step:
-            after_step()
+from tests.helpers.small_steps import build, train
 
 
 def test_unnamed_parameters_are_refused() -> None:

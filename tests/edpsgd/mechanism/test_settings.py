@@ -8,6 +8,7 @@ import pytest
 
 import edpsgd
 from edpsgd.mechanism.settings import Settings
+from tests.helpers import small_steps
 from tests.helpers.common import Bag, Spy, assert_std, private
 
 
@@ -73,23 +74,7 @@ def test_a_decay_that_changes_its_mind_is_asked_once() -> None:
 
 
 def settings(**changes) -> Settings:
-    chosen = {
-        "clip_norm": 2.0,
-        "noise_multiplier": 3.0,
-        "noise_decay": None,
-        "clipping": "flat",
-        "unit": "micro_batch",
-        "layer_scaling": None,
-        "noise": "calibrated",
-        "noise_placement": "sharded",
-        "seed": None,
-        "divisor": None,
-        "compression": None,
-        "verify": "spot",
-        "sensitivity_factor": 1.0,
-        **changes,
-    }
-    return Settings(**chosen)
+    return small_steps.settings(**{"clip_norm": 2.0, "noise_multiplier": 3.0, **changes})
 
 
 def test_sensitivity_of_units() -> None:

@@ -15,26 +15,12 @@ from tests.helpers.common import (
     private,
     set_gradients,
 )
-
-
-def build() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+from tests.helpers.small_steps import build, train
 
 
 def exact(model: nn.Module, inner: torch.optim.Optimizer, **settings):
     """A wrapper that changes nothing, to compare with the plain optimizer."""
     return private(model, inner, clip_norm=1e9, noise_multiplier=0.0, **settings)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, after_step=None) -> None:
-    for step in range(steps):
-        torch.manual_seed(step)
-        optimizer.zero_grad()
-        model(torch.randn(6, 4)).square().mean().backward()
-        optimizer.step()
-        if after_step:
-            after_step()
 
 
 def test_is_an_optimizer() -> None:
