@@ -15,8 +15,10 @@ from models.bert import BERT, BertInputs
 from models.language_model import NO_TARGET, LanguageModel
 from tests.helpers import small_models
 from tests.helpers.common import private
-from tests.helpers.mixing_models import MIXING, SOUND, Bag, Model, some_examples
+from tests.helpers.mixing_models import MIXING
+from tests.helpers.padded_models import Model, some_examples
 from tests.helpers.small_models import INTENTS, TAGS, Said
+from tests.helpers.sound_models import SOUND, Bag
 
 CAUSES = ("padding", "max-pooling", "packed", "batch norm", "negatives", "class weights", "tokens", "mixup", "state")
 
