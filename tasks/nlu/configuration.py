@@ -117,7 +117,14 @@ class Config(Settings):
         "megabytes of a frozen encoder's states in each worker's memory; more go to a file",
         group="machine",
     )
-    keep_features: bool = setting(False, "keep that file in the run folder when the training ends", group="machine")
+    keep_features: bool = setting(
+        False, "write them to that file, and keep it in the run folder when the training ends", group="machine"
+    )
+    states_from: str | None = setting(
+        None,
+        "a run folder that kept its file, of the same encoder and data: nothing is computed again",
+        group="machine",
+    )
     device: str = shared_settings.device_setting()
     threads: int | None = shared_settings.threads_setting()
     tensorboard: bool = shared_settings.tensorboard_setting()

@@ -82,9 +82,12 @@ def compute(
     started, layers, width = time.monotonic(), len(model.layers) or 1, model.encoder.config.hidden_size
     size = 2 * (len(corpus.word_ids) * layers + len(corpus)) * width  # two bytes for each number
     about = {"encoder": _encoder_digest(model), "data": _data_digest(corpus), "bytes": size}
-    in_memory = size <= config.feature_memory * files.MEBIBYTE
-    place = None if in_memory else folder / FOLDER / _STATES
-    is_there = place is not None and bool(team.collective.gather(team.on_first(lambda: _is_complete(place, about)))[0])
+    place = _place(config, folder, size)
+    cure = "delete it" if config.states_from is None else "leave out --states-from"
+    seen = team.on_first(lambda: place is not None and _is_complete(place, about, cure))
+    is_there = bool(team.collective.gather(seen)[0])
+    if config.states_from is not None and not is_there:
+        raise ValueError(f"{config.states_from} holds no hidden states: --keep-features keeps those of a run")
     if place is not None and not is_there:
         team.on_first(lambda: _reserve(place, size))
     found = team.together(lambda: _opened(place, layers, width, corpus, is_writable=not is_there))
@@ -93,10 +96,19 @@ def compute(
         if place is not None:
             team.on_first(lambda: files.write_text(place.with_name(_ABOUT), json.dumps(about)))
     if team.is_first:
-        where = "in memory" if in_memory else f"in {FOLDER}/, a private file"
+        where = "in memory" if place is None else f"in {FOLDER}/, a private file"
         seconds = time.monotonic() - started
         print(f"hidden states of {len(corpus)} utterances: {size / 1e6:.0f} MB {where}, {seconds:.0f} s", flush=True)
     return found
+
+
+def _place(config: Config, folder: Path, size: int) -> Path | None:
+    """The file for the states: another run's, this run's own, or None where they stay in memory."""
+    if config.states_from is not None:
+        return Path(config.states_from) / FOLDER / _STATES
+    if size <= config.feature_memory * files.MEBIBYTE and not config.keep_features:
+        return None
+    return folder / FOLDER / _STATES
 
 
 def delete(folder: Path) -> None:
@@ -120,16 +132,16 @@ def _data_digest(corpus: Corpus) -> str:
     return digest.hexdigest()
 
 
-def _is_complete(place: Path, about: dict[str, object]) -> bool:
-    """Whether an earlier start of this run has left all states; those of something else are an error."""
+def _is_complete(place: Path, about: dict[str, object], cure: str) -> bool:
+    """Whether the file has all states; those of something else are an error, which says what to do."""
     try:
         before = files.read_json(place.with_name(_ABOUT))
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
-        raise ValueError(f"{place.parent} is damaged, delete it: {type(error).__name__}") from None
+        raise ValueError(f"{place.parent} is damaged, {cure}: {type(error).__name__}") from None
     if before != about or place.stat().st_size != about["bytes"]:
-        raise ValueError(f"{place.parent} holds hidden states of another encoder or of other data: delete it")
+        raise ValueError(f"{place.parent} holds hidden states of another encoder or of other data: {cure}")
     return True
 
 

@@ -178,6 +178,30 @@ def test_states_of_something_else_are_refused(tmp_path, encoder, corpus) -> None
         states_of(config, parts, corpus, folder)
 
 
+def test_another_run_begins_with_states_that_were_kept(tmp_path, encoder, monkeypatch) -> None:
+    common = {"private": "example", "sampling": "poisson", "seed": 3}
+    run(settings(tmp_path / "first", encoder, **common, keep_features=True))
+    again = settings(tmp_path / "again", encoder, **common, states_from=str(tmp_path / "first"))
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder_states, "_fill", None)  # they are there
+        run(again)
+    assert_same_weights(tmp_path / "first", tmp_path / "again")
+    assert (tmp_path / "first" / FOLDER / "states.f16").exists()
+    assert not (tmp_path / "again" / FOLDER).exists()
+
+
+def test_states_of_another_run_that_do_not_fit_are_refused(tmp_path, encoder, corpus) -> None:
+    config = settings(tmp_path / "run", encoder, states_from=str(tmp_path / "other"))
+    parts = parts_of(config, corpus)
+    with pytest.raises(ValueError, match="holds no hidden states: --keep-features keeps"):
+        states_of(config, parts, corpus, tmp_path / "run")
+    states_of(settings(tmp_path / "other", encoder, **IN_FILE), parts, corpus, tmp_path / "other")
+    other = Corpus(generator.utterances(150, seed=5))
+    with pytest.raises(ValueError, match="or of other data: leave out --states-from"):
+        states_of(config, parts, other, tmp_path / "run")
+    assert (tmp_path / "other" / FOLDER / "states.f16").exists()
+
+
 def test_a_file_that_was_not_finished_is_made_again(tmp_path, encoder, corpus) -> None:
     config = settings(tmp_path / "run", encoder, **IN_FILE)
     parts, folder = parts_of(config, corpus), tmp_path / "run"
