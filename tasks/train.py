@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edpsgd import escaping
 from tasks.common.workers import workers
+from tasks.nlu import recipes
 from tasks.nlu.configuration import parse
 from tasks.nlu.training_job import outcome_table, train
 
@@ -20,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config, flags = parse(arguments)
     try:
         with workers(config.device, config.threads) as team:
-            outcome = train(config, team, None if flags.resume is None else Path(flags.resume), flags.dry_run)
+            resume = None if flags.resume is None else Path(flags.resume)
+            is_recipe = resume is None and recipes.is_wanted(flags.given)
+            outcome = train(config, team, resume, flags.dry_run, flags.given if is_recipe else None)
             if outcome is not None and team.is_first:
                 print(outcome_table({config.private: outcome}))
                 print(f"\n{outcome.card.markdown()}\n" if outcome.card else "")

@@ -59,7 +59,10 @@ Kind = TypeVar("Kind", bound=Settings)
 def parse(
     kind: type[Kind], parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 ) -> tuple[Kind, argparse.Namespace]:
-    """The settings of a command line; and what it says beside them: config, resume, dry_run."""
+    """The settings of a command line; and what it says beside them: config, resume, dry_run.
+
+    Beside these, ``given`` has the names of all settings that a flag or the configuration file names.
+    """
     _add_flags(kind, parser)
     flags = parser.parse_args(arguments)
     given = {}
@@ -70,6 +73,7 @@ def parse(
     try:
         settings = read_file(kind, flags.config) if flags.config else {}
         settings.update(given)  # flags go before the file
+        flags.given = frozenset(settings)
         if flags.resume is not None:
             return _resumed(kind, Path(flags.resume), settings), flags
         return kind(**settings), flags

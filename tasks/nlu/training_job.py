@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -19,7 +19,7 @@ from edpsgd.ledger.guarantee import Bound
 from models.bert import BERT
 from tasks.common import checkpoints, progress, run_opening
 from tasks.common.workers import Workers, has_bf16
-from tasks.nlu import canaries, earlier_run, encoder_states, new_model, run_folder
+from tasks.nlu import canaries, earlier_run, encoder_states, new_model, recipes, run_folder
 from tasks.nlu.configuration import Config, write_file
 from tasks.nlu.corpus import Rows, Utterance
 from tasks.nlu.dataset import Data, load
@@ -59,14 +59,33 @@ class Outcome:
 
 
 @files.private()
-def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bool = False) -> Outcome | None:
-    """A whole job; None if it is only planned."""
+def train(
+    config: Config,
+    team: Workers,
+    resume: Path | None = None,
+    dry_run: bool = False,
+    chosen: Collection[str] | None = None,
+) -> Outcome | None:
+    """A whole job.
+
+    Args:
+        config: its settings.
+        team: who takes part.
+        resume: the run folder to go on with; None for a new run.
+        dry_run: whether it is only planned.
+        chosen: names of the settings that are to stay; all others follow a recipe. None: all stay.
+
+    Returns:
+        What came of it; None if it is only planned.
+    """
     if resume is not None and not dry_run:
         team.on_first(lambda: run_opening.open_again(resume, config.private != "off"))
     logging.disable_progress_bar()  # every worker would draw one
     team.together(lambda: _check_precision(config, team))
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
     data = team.together(lambda: load(config, resume, seed))
+    if chosen is not None:
+        config = team.together(lambda: _by_recipe(config, chosen, data, team))
     utterances = Subset(cast("Dataset[Utterance]", data.corpus), data.rows.train.tolist())
     batches = make_batches(config, utterances, team.collective)
     plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
@@ -92,6 +111,14 @@ def train(config: Config, team: Workers, resume: Path | None = None, dry_run: bo
         return _finish(config, team, training, examples.test)
     finally:
         training.close()
+
+
+def _by_recipe(config: Config, chosen: Collection[str], data: Data, team: Workers) -> Config:
+    """The settings, completed by what is recommended for them."""
+    utterances = len(data.rows.train)
+    choice = recipes.follow(config, chosen, utterances, team.collective.size)
+    _say(team, choice.text(utterances))
+    return choice.config
 
 
 def _check_precision(config: Config, team: Workers) -> None:
