@@ -5,7 +5,7 @@ Noise of multiplier 0 gives an infinite ε, and so does whatever cannot be compu
 upwards.
 """
 
-from edpsgd.accounting.calibration import calibrate, calibrate_fixed_size, decay_factors
+from edpsgd.accounting.calibration import calibrate, calibrate_fixed_size, calibrate_selected, decay_factors
 from edpsgd.accounting.gaussian import gaussian_epsilon, zcdp_epsilon, zcdp_rho
 from edpsgd.accounting.pld import Composition, Steps
 from edpsgd.accounting.sampled import (
@@ -16,12 +16,15 @@ from edpsgd.accounting.sampled import (
     poisson_epsilon,
     rdp_epsilon,
 )
+from edpsgd.accounting.selection import TrialLaw, selected_epsilon
 
 __all__ = [
     "Composition",
     "Steps",
+    "TrialLaw",
     "calibrate",
     "calibrate_fixed_size",
+    "calibrate_selected",
     "compose",
     "decay_factors",
     "fixed_size_epsilon",
@@ -30,6 +33,7 @@ __all__ = [
     "moments_of",
     "poisson_epsilon",
     "rdp_epsilon",
+    "selected_epsilon",
     "zcdp_epsilon",
     "zcdp_rho",
 ]

@@ -24,6 +24,7 @@ from edpsgd.accounting.sampled import (
     compose,
     fixed_size_epsilon,
 )
+from edpsgd.accounting.selection import TrialLaw, selected_epsilon
 from edpsgd.schedules import Decay
 
 
@@ -97,6 +98,52 @@ def calibrate(
     mu = _mu_left(mu, others, epsilon(others), target_epsilon)
     z = float(np.linalg.norm(1 / factors)) / mu  # μ² = Σ 1/(z·factor)²
     return _raise_to_target(z, lambda z: epsilon([*others, *(z * factors)]), target_epsilon)
+
+
+def calibrate_selected(
+    target_epsilon: float,
+    delta: float,
+    epochs: int,
+    law: TrialLaw,
+    decay: Decay | None = None,
+    sampling_rate: float | None = None,
+    steps_per_epoch: int | None = None,
+    also: Iterable[float] = (),
+) -> float:
+    """The noise multiplier z0 of a training, the best of a random number of which reaches a target ε, never more.
+
+    Args:
+        target_epsilon: what the whole may cost: all trainings, and the choice of one.
+        delta: the δ of that ε.
+        epochs: of a training.
+        law: of the number of trainings.
+        decay: as for ``calibrate``, like all that follows.
+        sampling_rate: with Poisson sampling, its rate.
+        steps_per_epoch: with Poisson sampling, the steps of an epoch.
+        also: further releases of each training, such as a score with noise that is measured on the training examples.
+
+    Example:
+        >>> from edpsgd.accounting import TrialLaw
+        >>> round(calibrate_selected(8.0, 1e-5, epochs=20, law=TrialLaw(10.0)), 2)
+        4.78
+    """
+    _check_calibration(target_epsilon, delta, sampling_rate, steps_per_epoch, "exact")
+    factors = np.array(decay_factors(epochs, decay))
+    others = [Steps(z, 1.0, 1) for z in _checked_releases(also)]
+    rate, steps = 1.0, 1
+    if sampling_rate is not None and steps_per_epoch is not None:
+        rate, steps = float(sampling_rate), steps_per_epoch
+
+    def epsilon(z: float) -> float:
+        training = [Steps(z * factor, rate, steps) for factor in factors]
+        return selected_epsilon([[*others, *training]], delta, law)
+
+    mu = _mu_for(target_epsilon / 2, delta)  # the choice costs about as much as the training
+    start = float(np.linalg.norm(1 / factors)) * math.sqrt(steps) / mu
+    if rate < 1:
+        start = _multiplier_in_the_limit(mu, factors, rate, steps)
+    z = _secant_search(start, epsilon, 0.998 * target_epsilon, target_epsilon)
+    return _raise_to_target(z, epsilon, target_epsilon)
 
 
 def _check_calibration(

@@ -39,11 +39,25 @@ def renyi_epsilon(steps: Sequence[Steps], delta: float, divergences: Callable[[f
         delta: the δ to find ε for.
         divergences: of one step, (len(ORDERS),).
     """
-    not_empty = [group for group in steps if group.number]
-    if not not_empty:
+    if not any(group.number for group in steps):
         return 0.0
-    total = _summed(not_empty, lambda z, rate: np.maximum(divergences(z, rate), 0.0) + _ERROR)
+    total = composed_divergences(steps, ORDERS, lambda z, rate, _: divergences(z, rate))
     return float(rdp.compute_epsilon(ORDERS, total, delta)[0])
+
+
+def composed_divergences(
+    steps: Sequence[Steps], orders: Orders, divergences: Callable[[float, float, Orders], Array]
+) -> Array:
+    """The divergences of all steps together at some orders, (orders,): finite and above 0, or infinite.
+
+    Args:
+        steps: the groups to compose, of which some have steps.
+        orders: of the divergences.
+        divergences: of one step at these orders, by its noise multiplier and sampling rate.
+    """
+    not_empty = [group for group in steps if group.number]
+    error = _ERROR * np.maximum(1.0, 1 / (np.array(orders) - 1))  # a divergence is a logarithm over λ − 1
+    return _summed(not_empty, lambda z, rate: np.maximum(divergences(z, rate, orders), 0.0) + error)
 
 
 def moments_epsilon(steps: Sequence[Steps], delta: float, max_order: int) -> float:
@@ -71,14 +85,14 @@ def poisson_divergences(noise_multiplier: float, rate: float, orders: Orders = O
     return np.array(_poisson(min(noise_multiplier, MOST_NOISE), rate, orders))
 
 
-def fixed_size_divergences(noise_multiplier: float, rate: float) -> Array:
-    """Rényi divergences of one round, for replacing one unit, (len(ORDERS),).
+def fixed_size_divergences(noise_multiplier: float, rate: float, orders: Orders = ORDERS) -> Array:
+    """Rényi divergences of one round, for replacing one unit, (len(orders),).
 
     The round has a share ``rate`` of all units, drawn without replacement.
     """
     if noise_multiplier < LEAST_NOISE:
-        return _unsampled(noise_multiplier, ORDERS)
-    return np.array(_fixed_size(min(noise_multiplier, MOST_NOISE), rate))
+        return _unsampled(noise_multiplier, orders)
+    return np.array(_fixed_size(min(noise_multiplier, MOST_NOISE), rate, orders))
 
 
 def _unsampled(noise_multiplier: float, orders: Orders) -> Array:
@@ -97,10 +111,10 @@ def _poisson(noise_multiplier: float, rate: float, orders: Orders) -> Orders:
 
 
 @lru_cache(maxsize=256)
-def _fixed_size(noise_multiplier: float, rate: float) -> Orders:
+def _fixed_size(noise_multiplier: float, rate: float, orders: Orders) -> Orders:
     drawn = min(_ALL_UNITS, math.ceil(rate * _ALL_UNITS))
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
-    accountant = rdp.RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant = rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     with _without_warnings():
         accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(_ALL_UNITS, drawn, event))
     return tuple(float(value) for value in accountant.rdp)

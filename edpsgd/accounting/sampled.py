@@ -44,7 +44,7 @@ def compose(steps: Sequence[Steps], delta: float, composition: Composition | Non
         composition: what has seen the first of the steps, to be faster.
     """
     check_delta(delta)
-    _check_steps(steps)
+    check_steps(steps)
     unsampled = gaussian_epsilon(repeated_multipliers(steps), delta)  # exact at rate 1, else an upper bound
     has_everyone = all(group.sampling_rate == 1 for group in steps if group.number)
     if unsampled == 0 or has_everyone:
@@ -55,7 +55,7 @@ def compose(steps: Sequence[Steps], delta: float, composition: Composition | Non
 def rdp_epsilon(steps: Sequence[Steps], delta: float) -> float:
     """ε of Poisson-sampled steps by Rényi divergences, with dp-accounting: looser, and an independent check."""
     check_delta(delta)
-    _check_steps(steps)
+    check_steps(steps)
     return renyi.renyi_epsilon(steps, delta, renyi.poisson_divergences)
 
 
@@ -80,7 +80,7 @@ def moments_of(steps: Sequence[Steps], delta: float, max_order: int = 32) -> flo
     """ε of any Poisson-sampled steps by the moments accountant of McMahan et al. 2018."""
     check_delta(delta)
     check_count("max_order", max_order)
-    _check_steps(steps)
+    check_steps(steps)
     return renyi.moments_epsilon(steps, delta, max_order)
 
 
@@ -95,7 +95,7 @@ def fixed_size_epsilon(steps: Sequence[Steps], delta: float) -> float:
         4.02
     """
     check_delta(delta)
-    _check_steps(steps)
+    check_steps(steps)
     unsampled = gaussian_epsilon(repeated_multipliers(steps), delta)
     return min(renyi.renyi_epsilon(steps, delta, renyi.fixed_size_divergences), unsampled)
 
@@ -105,7 +105,7 @@ def repeated_multipliers(steps: Sequence[Steps]) -> list[float]:
     return [group.noise_multiplier / math.sqrt(group.number) for group in steps if group.number]
 
 
-def _check_steps(steps: Iterable[Steps]) -> None:
+def check_steps(steps: Iterable[Steps]) -> None:
     """Refuses what is no step: nothing that a comparison with NaN or a negative count could pass off as cheap."""
     for index, (z, rate, number) in enumerate(steps):
         if not (is_real_number(z) and 0 <= z < math.inf):
