@@ -8,6 +8,7 @@ from edpsgd.ledger.budget import Budget, BudgetExhausted
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.guarantee import Bound, Report
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.ledger.selection import Selection
 from edpsgd.mechanism.layer_scales import FirstStepNorms
 from edpsgd.optimizer import PrivateOptimizer
 from edpsgd.sampling.collate import Collate
@@ -43,6 +44,7 @@ __all__ = [
     "PoissonUsers",
     "PrivateOptimizer",
     "Report",
+    "Selection",
     "ShuffledBatches",
     "accounting",
     "card",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -16,6 +17,7 @@ from edpsgd.ledger.budget import Allowance, Budget
 from edpsgd.ledger.events import Event, LedgerError
 from edpsgd.ledger.ledger import Ledger
 from edpsgd.ledger.records import MARKS, RunRecord
+from edpsgd.ledger.selection import Selection
 from edpsgd.mechanism.settings import Settings
 from edpsgd.sampling.base import Batches
 
@@ -326,14 +328,19 @@ def _failure_of(entry: Callable[[], None]) -> Exception | None:
     return None
 
 
-def run_record(settings: Settings, batches: Batches | None, workers: int) -> RunRecord:
+def run_record(
+    settings: Settings, batches: Batches | None, workers: int, selection: Selection | None = None
+) -> RunRecord:
     """What the ledger says of a run with these settings, which has no id yet."""
     described = None if batches is None else batches.describe()
-    return RunRecord.from_settings({"workers": workers, **settings.describe(), "batches": described})
+    run = RunRecord.from_settings({"workers": workers, **settings.describe(), "batches": described})
+    return replace(run, selection=selection)
 
 
-def check_arguments(batches: object, budget: object, unit: str, ledger: object, collective: Collective) -> None:
-    """Refuses a sampler, budget or ledger of the wrong kind, and a sampler that does not fit the unit or the worker.
+def check_arguments(
+    batches: object, budget: object, selection: object, unit: str, ledger: object, collective: Collective
+) -> None:
+    """Refuses what is of the wrong kind, and a sampler that does not fit the unit or the worker.
 
     An unknown unit is not refused here, but with the other settings.
     """
@@ -341,6 +348,8 @@ def check_arguments(batches: object, budget: object, unit: str, ledger: object, 
         raise ValueError(f"ledger must be None or a path, got {ledger!r}")
     if budget is not None and not isinstance(budget, Budget):
         raise ValueError(f"budget must be None or edpsgd.Budget(epsilon, delta), got {budget!r}")
+    if selection is not None and not isinstance(selection, Selection):
+        raise ValueError(f"selection must be None or edpsgd.Selection(mean=...), got {selection!r}")
     if batches is None and unit == "user":
         raise ValueError("unit='user' needs batches: PoissonUsers or FixedSizeUsers")
     if batches is None:

@@ -23,6 +23,7 @@ from edpsgd.distributed.launchers import resolve
 from edpsgd.ledger.budget import Budget
 from edpsgd.ledger.guarantee import Bound
 from edpsgd.ledger.ledger import Ledger
+from edpsgd.ledger.selection import Selection
 from edpsgd.mechanism import amp, grouping
 from edpsgd.mechanism.accumulator import StepAccumulator
 from edpsgd.mechanism.clipping import ClipCounter
@@ -77,6 +78,8 @@ class PrivateOptimizer(OptimizerWrapper):
             says of its draws is in the ledger, and steps that do not match them are refused. Without one, batching is
             your word.
         budget: ``Budget(epsilon, delta)``; the step that would exceed it raises ``BudgetExhausted`` on all workers.
+        selection: ``Selection(mean, ...)`` if this training is one of a random number, of which only the best is
+            released: every ε then covers the choice.
 
     Attributes:
         discarded: how many units, over all workers, held NaN or infinities and counted as zero.
@@ -118,6 +121,7 @@ class PrivateOptimizer(OptimizerWrapper):
         ledger: str | os.PathLike[str] | None = None,
         batches: Batches | None = None,
         budget: Budget | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self._collective = resolve(collective)
 
@@ -125,7 +129,7 @@ class PrivateOptimizer(OptimizerWrapper):
             optimizers.check_inner(optimizer)
             super(PrivateOptimizer, self).__init__(optimizer)
             self._named = optimizers.named_layers(named_parameters)
-            bookkeeping.check_arguments(batches, budget, unit, ledger, self._collective)
+            bookkeeping.check_arguments(batches, budget, selection, unit, ledger, self._collective)
             self._settings = Settings(
                 clip_norm=clip_norm,
                 noise_multiplier=noise_multiplier,
@@ -144,13 +148,13 @@ class PrivateOptimizer(OptimizerWrapper):
             check_compression(self._collective, compression)
             self._set_up()
             optimizers.check_no_ddp(list(self._layers.parameters.values()))
-            run = run_record(self._settings, batches, self._collective.size)
+            run = run_record(self._settings, batches, self._collective.size, selection)
             return agreement.describe_start(run, self._named, self._layers, budget, ledger is not None)
 
         # All workers fail together: one that raised alone would leave the others waiting.
         consensus.check_alike(consensus.together(self._collective, prepare))
         self._bookkeeping = Bookkeeping(self._collective, ledger, batches, budget)
-        self._bookkeeping.begin_run(run_record(self._settings, batches, self._collective.size))
+        self._bookkeeping.begin_run(run_record(self._settings, batches, self._collective.size, selection))
 
     def _set_up(self) -> None:
         """What a new optimizer and a copy of one have in common."""

@@ -169,6 +169,8 @@ def _rounds_of(ledger: Ledger) -> list[Event]:
     events = [event for event in ledger.events if event.steps]
     if not ledger.runs or any(event.batching != "poisson" for event in events):
         raise LedgerError("as_if is for runs with PoissonUsers")
+    if any(run.selection is not None for run in ledger.runs):
+        raise LedgerError("as_if is for trainings that were not chosen among others")
     if len({_users_of(run) for run in ledger.runs}) > 1:
         raise LedgerError("as_if is for ledgers whose runs have the same number of users")
     return events

@@ -18,7 +18,7 @@ from edpsgd import escaping, files
 from edpsgd._version import VERSION
 from edpsgd.card import markdown
 from edpsgd.card.describe import facts
-from edpsgd.ledger import conditions
+from edpsgd.ledger import conditions, guarantee
 from edpsgd.ledger.conditions import History
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Bound
@@ -58,7 +58,7 @@ class Card:
         unit: the unit of privacy and its neighbours, in plain words.
         conditions: what ε depends on that nobody has checked.
         bounds: ε by all methods, the one to publish first.
-        facts: sampling, noise, clipping, layer scales and trust, in plain words.
+        facts: sampling, noise, clipping, layer scales, trust, and the choice among others, in plain words.
         schedule: the noise multipliers that were accounted, equal ones in a row taken together.
         epochs: how many different epochs there were.
         steps: steps of training, over all epochs.
@@ -134,7 +134,7 @@ def make(
         "unit": f"{_unit(run)} {_MEANING.get(bound.neighbours, bound.neighbours)}",
         "conditions": list(bound.conditions),
         "bounds": [_bound_entry(one) for one in bounds],
-        "facts": facts(run, released),
+        "facts": facts(run, released, guarantee.selection_of(ledger.runs)),
         "schedule": _schedule(released),
         "epochs": len(epochs),
         "steps": sum(event.steps for event in gradients),

@@ -7,12 +7,22 @@ from collections.abc import Sequence
 
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.records import BatchesRecord, RunRecord
+from edpsgd.ledger.selection import Selection
 from edpsgd.mechanism.layer_scales import FirstStepNorms
 
+_LAWS = {1.0: "geometric", 0.0: "logarithmic"}
+_SCORES = {
+    "public": "a score on public data",
+    "noisy": "a score with noise",
+    "exact": "an exact score on private data, which ε does not cover",
+}
 
-def facts(run: RunRecord, released: Sequence[Event]) -> dict[str, str]:
-    """Sampling, noise, clipping, layer scales and trust, in plain words."""
+
+def facts(run: RunRecord, released: Sequence[Event], selection: Selection | None = None) -> dict[str, str]:
+    """Sampling, noise, clipping, layer scales, trust, and the choice among others, in plain words."""
+    chosen = {} if selection is None else {"Choice": _choice(selection)}
     return {
+        **chosen,
         "Sampling": _sampling(run, released),
         "Noise": _noise(run, released),
         "Clipping": _clipping(run),
@@ -141,6 +151,19 @@ def _trust(run: RunRecord) -> str:
             "know c/N of the noise variance."
         )
     return who
+
+
+def _choice(selection: Selection) -> str:
+    drawn = f"a random number of them, {short(selection.mean)} on average"
+    law = _LAWS.get(selection.shape, f"negative binomial, shape {short(selection.shape)}")
+    score = f"It was chosen by {_SCORES[selection.score]}"
+    if selection.score_noise is not None:
+        score += f", of multiplier {short(selection.score_noise)}; its cost is in ε"
+    if selection.held_out:
+        score += ": an example is in a training or in the score, and pays for one of the two"
+    several = len(selection.candidates)
+    settings = f" Each drew its noise and steps from {several} plans; the dearest counts." if several > 1 else ""
+    return f"The best training of {drawn} ({law}), of which nothing else is released. {score}.{settings}"
 
 
 def _known(value: object) -> str:

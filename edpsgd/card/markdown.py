@@ -108,6 +108,8 @@ def _changes(name: str, values: Sequence[Any]) -> str:
 
 def _setting(name: str, value: Any) -> str:
     is_given = name == "layer_scaling" and isinstance(value, Mapping) and "measured" not in value
+    if name == "selection" and isinstance(value, Mapping):
+        return f"the best of {value.get('mean')} on average"
     return f"{len(value)} given scales" if is_given else json.dumps(value)
 
 

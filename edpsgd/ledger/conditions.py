@@ -57,11 +57,34 @@ _FOLLOWED = (
     "clip_norm was changed after clip_fraction was read, or may have been by some worker, which no noise covers: it "
     "holds if the change does not follow from what was read"
 )
+_CHOSEN = (
+    "the training is the best of a random number of them: it holds if that number and all of the others stay with the "
+    "trainer, and none was left out, cut off or run again for what it showed"
+)
+_PUBLIC_SCORE = "the best training was chosen by a score on data that are said to be public: it holds if they are"
+_NOISY_SCORE = (
+    "the best training was chosen by a noisy score: it holds if one example moves the score by no more than its noise "
+    "is for"
+)
+_HELD_OUT_SCORE = (
+    "the best training was chosen by a noisy score on examples that none used: it holds if one of them moves the score "
+    "by no more than its noise is for, and if an example alone decides whether it is one, which replacing it must not "
+    "change"
+)
+_EXACT_SCORE = (
+    "the choice is not covered: the best training was chosen by an exact score on private data, and of the examples "
+    "that were scored ε says nothing"
+)
 _RAW_RELEASE = "the layer scales: raw norms of the first private gradients, released without noise"
 _KNOWN_SEED = "anybody who knows the seed of the noise: to them the noise is no protection"
 _KNOWN_DRAWS = "anybody who knows the seed of the random draws: to them the sampling is no protection"
 _METRICS = "the metrics in this card, as far as they were measured on private data"
 _OTHER_RUNS = "other training runs on the same data: tuning, the choice of hyper-parameters, early stopping"
+_OUTSIDE_TUNING = (
+    "trainings on the same data outside this tuning, also those that its settings were chosen by, and early stopping"
+)
+_OTHERS_OF_TUNING = "the other trainings of the tuning: their number, scores, logs and models, to whoever sees them"
+_EXACT_CHOICE = "the choice among the trainings of the tuning, as far as the examples of its exact score are concerned"
 _LABELS = "vocabulary and label sets, if they were read from private text"
 _LOGS = "training loss, clip fraction and discard counts, if anybody but the trainer sees the logs"
 _BUFFERS = "buffers that move in the forward pass, such as BatchNorm statistics (edpsgd.check_model refuses them)"
@@ -190,6 +213,21 @@ def _are_draws_seeded(run: RunRecord) -> bool | None:
     return run.batches is not None and run.batches.kind != "shuffled" and run.batches.seeded
 
 
+def _is_chosen(run: RunRecord) -> bool:
+    """Whether the run is one of several, of which the best is released."""
+    return run.selection is not None
+
+
+def _is_chosen_by(score: str, held_out: bool = False) -> Callable[[RunRecord], bool]:
+    """The test of a run: whether it was chosen by such a score."""
+
+    def test(run: RunRecord) -> bool:
+        selection = run.selection
+        return selection is not None and (selection.score, selection.held_out) == (score, held_out)
+
+    return test
+
+
 def _is_clip_norm_followed(history: History) -> bool:
     """Whether the clip norm changed after the share of clipped units was read, or may have been.
 
@@ -230,13 +268,21 @@ CONDITIONS = (
     Statement(_ROUNDED, _in_any_run(lambda run: bool(run.compression))),
     Statement(_SEEDED, _in_any_run(lambda run: run.seeded)),
     Statement(_SEEDED_SAMPLING, _in_any_run(_are_draws_seeded)),
+    Statement(_CHOSEN, _in_any_run(_is_chosen)),
+    Statement(_PUBLIC_SCORE, _in_any_run(_is_chosen_by("public"))),
+    Statement(_NOISY_SCORE, _in_any_run(_is_chosen_by("noisy"))),
+    Statement(_HELD_OUT_SCORE, _in_any_run(_is_chosen_by("noisy", held_out=True))),
+    Statement(_EXACT_SCORE, _in_any_run(_is_chosen_by("exact"))),
 )
 NOT_COVERED = (
     Statement(_RAW_RELEASE, _are_raw_scales_released),
     Statement(_KNOWN_SEED, _in_any_run(lambda run: run.seeded)),
     Statement(_KNOWN_DRAWS, _in_any_run(_are_draws_seeded)),
     Statement(_METRICS, lambda history: history.has_metrics),
-    Statement(_OTHER_RUNS, _always),
+    Statement(_OTHERS_OF_TUNING, _in_any_run(_is_chosen)),
+    Statement(_EXACT_CHOICE, _in_any_run(_is_chosen_by("exact"))),
+    Statement(_OUTSIDE_TUNING, _in_any_run(_is_chosen)),
+    Statement(_OTHER_RUNS, lambda history: not any(map(_is_chosen, history.runs))),
     Statement(_LABELS, _always),
     Statement(_LOGS, _always),
     Statement(_BUFFERS, _always),

@@ -16,6 +16,7 @@ from edpsgd.ledger.conditions import (
 )
 from edpsgd.ledger.events import Event, LedgerError, family
 from edpsgd.ledger.records import BatchesRecord, RunRecord
+from edpsgd.ledger.selection import Selection, epsilon_of_best, in_words
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,9 @@ def bound(
     unit = unit_of(runs)
     batching = _batching(charged)
     conditions = conditions_of(events, runs)
+    selection = selection_of(runs)
+    if selection is not None:
+        return _bound_of_best(selection, charged, delta, runs, conditions)
     if batching == "poisson":
         epsilon = accounting.compose(_steps(charged), delta, composition)
         return Bound(epsilon, delta, "PLD, Poisson sampling", _sampled_neighbours(runs), conditions)
@@ -114,7 +118,10 @@ def report(
     first = bound(events, delta, runs, composition)
     batching = _batching(charged)
     others: list[Bound] = []
-    if batching == "shuffled":
+    selection = selection_of(runs)
+    if selection is not None:
+        others.extend(_further_bounds_of_best(selection, charged, delta, first, runs))
+    elif batching == "shuffled":
         others.extend(_further_bounds_of_passes(charged, delta, first, runs))
     elif batching == "poisson":
         others.extend(_further_bounds_of_samples(charged, delta, first, runs))
@@ -123,9 +130,55 @@ def report(
 
 def _worst_case(events: Sequence[Event], delta: float, runs: Sequence[RunRecord], neighbours: str) -> Bound:
     """What holds if every example was in every step, whatever the batches were."""
-    epsilon = accounting.gaussian_epsilon(_every_step(_charged(events)), delta)
     conditions = conditions_of([replace(event, epoch=None) for event in events], runs)
-    return Bound(epsilon, delta, f"exact Gaussian, every {unit_of(runs)} in every step", neighbours, conditions)
+    multipliers, selection = _every_step(_charged(events)), selection_of(runs)
+    method = f"every {unit_of(runs)} in every step"
+    if selection is not None:
+        epsilon = epsilon_of_best(selection, _unsampled(multipliers), delta, every_step=True)
+        return Bound(epsilon, delta, f"RDP, {in_words(selection)}, {method}", neighbours, conditions)
+    epsilon = accounting.gaussian_epsilon(multipliers, delta)
+    return Bound(epsilon, delta, f"exact Gaussian, {method}", neighbours, conditions)
+
+
+def _bound_of_best(
+    selection: Selection, charged: Sequence[Event], delta: float, runs: Sequence[RunRecord], conditions: tuple[str, ...]
+) -> Bound:
+    """The statement about the best of a random number of trainings, of which these are the events of one."""
+    batching = _batching(charged)
+    if batching == "shuffled":
+        releases, drawn, neighbours = _unsampled(_passes(charged)), "", _neighbours(runs)
+    elif batching == "poisson":
+        releases, drawn, neighbours = _steps(charged), "Poisson sampling, ", _sampled_neighbours(runs)
+    else:
+        releases, drawn, neighbours = _steps(charged), "rounds of a fixed size, ", f"replace one {unit_of(runs)}"
+    epsilon = epsilon_of_best(selection, releases, delta, fixed_size=batching == "fixed_size")
+    return Bound(epsilon, delta, f"RDP, {drawn}{in_words(selection)}", neighbours, conditions)
+
+
+def _further_bounds_of_best(
+    selection: Selection, charged: Sequence[Event], delta: float, first: Bound, runs: Sequence[RunRecord]
+) -> Iterator[Bound]:
+    """What else is to be said of the best of a random number of trainings."""
+    if _batching(charged) == "shuffled" and has_single_examples(runs):
+        epsilon = epsilon_of_best(selection, _unsampled(_passes(charged)), delta, distance=2.0)
+        yield replace(first, epsilon=epsilon, neighbours="replace one example")
+
+
+def selection_of(runs: Sequence[RunRecord]) -> Selection | None:
+    """How the training was chosen among others; None if it was not.
+
+    Raises:
+        LedgerError: if some runs say otherwise than others: two tunings have two ledgers.
+    """
+    found = [run.selection for run in runs if run.selection is not None]
+    if any(selection != found[0] for selection in found):
+        raise LedgerError("trainings of two tunings in one ledger cannot be accounted together")
+    return found[0] if found else None
+
+
+def _unsampled(noise_multipliers: Sequence[float]) -> list[Steps]:
+    """Releases of every example, one with each multiplier."""
+    return [Steps(z, 1.0, 1) for z in noise_multipliers]
 
 
 def _further_bounds_of_samples(

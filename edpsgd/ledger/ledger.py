@@ -94,6 +94,7 @@ class Ledger:
         """Notes the settings of a run that is about to write here. Workers of one run share the id."""
         run = settings if isinstance(settings, RunRecord) else RunRecord.from_settings(settings)
         guarantee.unit_of([*self.runs, run])  # refuses another one than before
+        guarantee.selection_of([*self.runs, run])
         self._open_index = None
         self._append_run(replace(run, id=run.id or run_id or uuid.uuid4().hex))
 
@@ -263,6 +264,7 @@ class Ledger:
         other = Content.parse(state)
         self._check_rollback(other)
         guarantee.unit_of([*self.runs, *other.runs])
+        guarantee.selection_of([*self.runs, *other.runs])
         has_less = self._content.is_unused or other.continues(self._content)
         if not (has_less or self._content.continues(other)):
             where = "" if self._file is None else f" {self._file.path}"

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edpsgd.ledger.events import LedgerError, is_int
+from edpsgd.ledger.selection import Selection
 from edpsgd.ledger.typed_record import (
     CHOICE,
     TypedRecord,
@@ -95,6 +96,7 @@ class RunRecord(TypedRecord):
         seeded: whether the noise follows from a given seed.
         sensitivity: of the sum of clipped gradients, in the units of ``clip_norm`` (privacy.md section 2).
         batches: of the sampler; None if there was none.
+        selection: if the run is one of a random number, of which the best is released.
         one_pass: whether examples were clipped in one backward pass.
         loss_scaling: whether a GradScaler scaled the losses.
         clip_fraction_read: whether the share of clipped units was read.
@@ -129,6 +131,7 @@ class RunRecord(TypedRecord):
     seeded: bool | None = None
     sensitivity: float | None = None
     batches: BatchesRecord | None = field(default=None, metadata=CHOICE)
+    selection: Selection | None = None
     one_pass: bool = field(default=False, metadata=_MARK)
     loss_scaling: bool = field(default=False, metadata=_MARK)
     clip_fraction_read: bool = field(default=False, metadata=_MARK)
@@ -173,6 +176,8 @@ class RunRecord(TypedRecord):
         arguments["layer_scaling"] = _scales(arguments.get("layer_scaling"))
         if arguments.get("batches") is not None:
             arguments["batches"] = BatchesRecord.from_settings(arguments["batches"])
+        if "selection" in arguments:
+            arguments["selection"] = Selection.from_settings(arguments["selection"])
         if isinstance(arguments.get("begins_after"), list):
             arguments["begins_after"] = tuple(arguments["begins_after"])
         return cls(**arguments)
@@ -186,6 +191,8 @@ class RunRecord(TypedRecord):
             data["layer_scaling"] = dict(self.layer_scaling)
         if self.batches is not None:
             data["batches"] = self.batches.to_json()
+        if self.selection is not None:
+            data["selection"] = self.selection.to_json()
         if self.begins_after is not None:
             data["begins_after"] = list(self.begins_after)
         return data

@@ -255,12 +255,13 @@ def test_a_copy_leaves_the_file_to_the_original(tmp_path) -> None:
     [
         ({"ledger": 3}, "ledger must be None or a path, got 3"),
         ({"budget": 3}, "budget must be None or edpsgd.Budget"),
+        ({"selection": 3}, "selection must be None or edpsgd.Selection"),
         ({"batches": [1]}, "batches must be None, ShuffledBatches or PoissonBatches, got list"),
         ({"unit": "user"}, "unit='user' needs batches"),
         ({"unit": "example", "batches": ShuffledBatches(8, 2, collective="local")}, "does not fit the sampler"),
     ],
 )
 def test_arguments(arguments, message) -> None:
-    settings = {"batches": None, "budget": None, "unit": "micro_batch", "ledger": None, **arguments}
+    settings = {"batches": None, "budget": None, "selection": None, "unit": "micro_batch", "ledger": None, **arguments}
     with pytest.raises(ValueError, match=message):
         check_arguments(**settings, collective=Local())

@@ -15,6 +15,7 @@ import edpsgd
 from edpsgd import FirstStepNorms, LedgerError
 from edpsgd.bookkeeping import _FLAGS as _BITS
 from edpsgd.ledger.records import MARKS, BatchesRecord, RunRecord
+from edpsgd.ledger.selection import PlannedSteps, Selection
 from tests.helpers.common import Bag, private
 
 WORDS = st.text(max_size=8)
@@ -50,7 +51,17 @@ def records(kind: type, **special: st.SearchStrategy) -> st.SearchStrategy:
 
 ANY_SCALES = st.none() | SCALES | MEASURED
 ANY_BATCHES = st.none() | records(BatchesRecord)
-RUNS = records(RunRecord, layer_scaling=ANY_SCALES, batches=ANY_BATCHES)
+PLANS = st.builds(PlannedSteps, st.floats(0, 9), st.none() | st.floats(0, 1), st.integers(0, 9), st.integers(0, 9))
+ANY_SELECTION = st.none() | records(
+    Selection,
+    mean=st.floats(1, 1000),
+    shape=st.floats(0, 9),
+    score=st.sampled_from(["public", "exact"]),
+    score_noise=st.none(),
+    held_out=st.just(False),
+    candidates=st.lists(st.lists(PLANS, max_size=2).map(tuple), max_size=2).map(tuple),
+)
+RUNS = records(RunRecord, layer_scaling=ANY_SCALES, batches=ANY_BATCHES, selection=ANY_SELECTION)
 
 
 @given(RUNS)
