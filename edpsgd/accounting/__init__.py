@@ -5,7 +5,13 @@ Noise of multiplier 0 gives an infinite ε, and so does whatever cannot be compu
 upwards.
 """
 
-from edpsgd.accounting.calibration import calibrate, calibrate_fixed_size, calibrate_selected, decay_factors
+from edpsgd.accounting.calibration import (
+    calibrate,
+    calibrate_fixed_size,
+    calibrate_selected,
+    decay_factors,
+    scale_to_target,
+)
 from edpsgd.accounting.gaussian import gaussian_epsilon, zcdp_epsilon, zcdp_rho
 from edpsgd.accounting.pld import Composition, Steps
 from edpsgd.accounting.sampled import (
@@ -33,6 +39,7 @@ __all__ = [
     "moments_of",
     "poisson_epsilon",
     "rdp_epsilon",
+    "scale_to_target",
     "selected_epsilon",
     "zcdp_epsilon",
     "zcdp_rho",

@@ -146,6 +146,22 @@ def calibrate_selected(
     return _raise_to_target(z, epsilon, target_epsilon)
 
 
+def scale_to_target(target_epsilon: float, epsilon: Callable[[float], float]) -> float:
+    """By what noise multipliers are to be multiplied so that ``epsilon(factor)`` reaches a target ε, never more.
+
+    Args:
+        target_epsilon: what the noise may cost.
+        epsilon: what it costs with a factor, which 1 is near.
+
+    Example:
+        >>> factor = scale_to_target(8.0, lambda factor: gaussian_epsilon([1.0 * factor, 2.0 * factor], 1e-5))
+        >>> 7.95 < gaussian_epsilon([factor, 2 * factor], 1e-5) <= 8.0
+        True
+    """
+    factor = _secant_search(1.0, epsilon, 0.996 * target_epsilon, target_epsilon)
+    return _raise_to_target(factor, epsilon, target_epsilon)
+
+
 def _check_calibration(
     target_epsilon: float, delta: float, sampling_rate: float | None, steps_per_epoch: int | None, method: str
 ) -> None:

@@ -28,6 +28,13 @@ def test_it_is_the_bound_of_dp_accounting(law) -> None:
         assert selected_epsilon([[Steps(z, rate, number)]], 1e-5, law) == pytest.approx(expected, rel=1e-6)
 
 
+def test_reference_values() -> None:
+    """Those of privacy.md section 15."""
+    step = [Steps(1.0, 1.0, 1)]
+    assert selected_epsilon([step], 1e-5, TrialLaw(10.0)) == pytest.approx(8.52, abs=0.005)
+    assert selected_epsilon([step], 1e-5, TrialLaw(10.0, 0.0)) == pytest.approx(7.42, abs=0.01)
+
+
 def density_of_best(x: np.ndarray, mean: float, law: TrialLaw) -> np.ndarray:
     """Of the largest of K normal numbers around ``mean``: the sum over K, as the law's probabilities say."""
     below, density = stats.norm.cdf(x - mean), stats.norm.pdf(x - mean)
@@ -51,6 +58,24 @@ def test_it_lies_above_the_exact_loss_of_the_best_gaussian_output(law, mu) -> No
         assert epsilon < 3 * alone + 1.5
         exceeded = trapezoid(np.maximum(0, there - math.exp(0.99 * alone) * here), x)
         assert exceeded > delta
+
+
+@pytest.mark.parametrize("law", LAWS[1:3])
+def test_it_lies_above_the_exact_loss_of_trials_that_draw_their_noise(law) -> None:
+    """Each of two candidates has a Gaussian output, which is its score too; the candidate is released beside it."""
+    x, candidates = np.linspace(-20, 25, 9001), ((1.0, 0.0), (3.0, 1.5))  # noise, and where its outputs lie
+
+    def densities(mean: float) -> list[np.ndarray]:
+        below = sum(stats.norm.cdf((x - mean - place) / z) for z, place in candidates) / 2
+        probabilities = law.probabilities()
+        derivative = np.polynomial.polynomial.polyval(below, probabilities * np.arange(1, len(probabilities) + 1))
+        return [stats.norm.pdf((x - mean - place) / z) / z / 2 * derivative for z, place in candidates]
+
+    here, there = densities(0.0), densities(1.0)
+    epsilon = selected_epsilon([[Steps(z, 1.0, 1)] for z, _ in candidates], 1e-4, law)
+    for p, q in [(here, there), (there, here)]:
+        excess = sum(np.maximum(0, mine - math.exp(epsilon) * other) for mine, other in zip(p, q, strict=True))
+        assert trapezoid(excess, x) < 1e-4
 
 
 def test_an_exact_discrete_mechanism_stays_below() -> None:
