@@ -152,7 +152,7 @@ def epsilon_of_best(
     every_step: bool = False,
     distance: float = 1.0,
 ) -> float:
-    """ε of the best of the trainings (privacy.md section 12).
+    """ε of the best of the trainings (privacy.md section 15).
 
     Args:
         selection: how it is chosen.
