@@ -100,7 +100,7 @@ def read_file(kind: type[Settings], path: str | Path) -> dict[str, Any]:
             raise ValueError(f"the configuration {path} has the unknown setting {written_name!r}")
         if isinstance(value, Mapping | list):
             raise ValueError(f"the configuration {path} has more than one value for {name}")
-        settings[name] = _interpreted(value, hints[name])
+        settings[name] = interpreted(value, hints[name])
     return settings
 
 
@@ -137,7 +137,7 @@ def load_yaml(text: str) -> Any:
     return yaml.safe_load(text)
 
 
-def _interpreted(value: Any, hint: Any) -> Any:
+def interpreted(value: Any, hint: Any) -> Any:
     """The value that was meant: YAML reads a bare off as False, and 1e-3 as a text."""
     if value is False and hint is str:
         return "off"

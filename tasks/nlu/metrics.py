@@ -172,6 +172,19 @@ def _counted(utterance: Utterance, intent: str, tags: Sequence[str]) -> Counts:
     )
 
 
+def right_share(utterance: Utterance, answer: Answer) -> float:
+    """How much of an utterance's answer is right, from 0 to 1: one less its errors by its slots and intent.
+
+    Example:
+        >>> said = Utterance(("call", "anna"), ("O", "B-name"), "call")
+        >>> right_share(said, ("call", ["O", "O"])), right_share(said, ("stop", ["B-date", "O"]))
+        (0.5, 0.0)
+    """
+    intent, tags = answer
+    errors = semantic_errors((utterance.intent, utterance.slots()), (intent, spans(tags)))
+    return 1 - min(1.0, errors.rate / 100)
+
+
 def scores(references: Sequence[Utterance], predictions: Sequence[Answer]) -> dict[str, float]:
     """All metrics over many utterances.
 

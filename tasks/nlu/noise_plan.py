@@ -9,6 +9,7 @@ from edpsgd import accounting
 from edpsgd.ledger.events import Event
 from edpsgd.ledger.guarantee import Report, format_epsilon, report
 from edpsgd.ledger.records import BatchesRecord, RunRecord
+from edpsgd.ledger.selection import Selection
 from edpsgd.mechanism import sensitivity
 from edpsgd.sampling.base import Batches
 from edpsgd.schedules import Decay, parse_decay
@@ -40,6 +41,7 @@ class Plan:
         epochs: all of them.
         steps: of an epoch.
         report: ε by every method; None if it hangs on scales that are still to be measured.
+        selection: if the job is one of a random number, of which the best is released.
     """
 
     noise_multiplier: float
@@ -47,6 +49,7 @@ class Plan:
     epochs: int
     steps: int
     report: Report | None
+    selection: Selection | None = None
 
     def lines(self, delta: float) -> list[str]:
         """The plan, to print."""
@@ -66,8 +69,11 @@ class Plan:
         return lines
 
 
-def make_plan(config: Config, batches: Batches, workers: int) -> Plan:
-    """Calibrates the noise if an ε is asked for, and says what the whole training will cost."""
+def make_plan(config: Config, batches: Batches, workers: int, selection: Selection | None = None) -> Plan:
+    """Calibrates the noise if an ε is asked for, and says what the whole training will cost.
+
+    One of several trainings has its noise from their tuning.
+    """
     decay, scaling = parse_decay(config.decay), layer_scaling(config)
     # The noise multipliers of measurements of layer norms: one, or none without scaling.
     measured = [] if scaling is None else [scaling.noise_multiplier or 0.0]
@@ -76,8 +82,8 @@ def make_plan(config: Config, batches: Batches, workers: int) -> Plan:
         multiplier = _calibrated(config.epsilon, config, batches, decay, measured)
     if multiplier is None:
         raise ValueError("epsilon or noise_multiplier must be given")
-    forecast = _forecast(config, batches, workers, multiplier, decay, measured)
-    return Plan(multiplier, decay, config.epochs, batches.steps_per_epoch, forecast)
+    forecast = _forecast(config, batches, workers, multiplier, decay, measured, selection)
+    return Plan(multiplier, decay, config.epochs, batches.steps_per_epoch, forecast, selection)
 
 
 def _calibrated(epsilon: float, config: Config, batches: Batches, decay: Decay | None, measured: list[float]) -> float:
@@ -101,6 +107,7 @@ def _forecast(
     multiplier: float,
     decay: Decay | None,
     measured: list[float],
+    selection: Selection | None,
 ) -> Report | None:
     """ε of the ledger that the training will leave; None if scales yet to be measured decide it."""
     if config.noise == "paper":
@@ -118,5 +125,6 @@ def _forecast(
         one_pass=config.in_one_pass,
         seeded=config.seed is not None,
         batches=BatchesRecord.from_settings(batches.describe()),
+        selection=selection,
     )
     return report(events, config.delta, [run])

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from edpsgd import card, files
 from edpsgd.card import Card
 from edpsgd.ledger.guarantee import Bound
+from edpsgd.ledger.selection import Selection
 from models.bert import BERT
 from tasks.common import checkpoints, progress, run_opening
 from tasks.common.workers import Workers, has_bf16
@@ -65,6 +66,7 @@ def train(
     resume: Path | None = None,
     dry_run: bool = False,
     chosen: Collection[str] | None = None,
+    selection: Selection | None = None,
 ) -> Outcome | None:
     """A whole job.
 
@@ -74,6 +76,7 @@ def train(
         resume: the run folder to go on with; None for a new run.
         dry_run: whether it is only planned.
         chosen: names of the settings that are to stay; all others follow a recipe. None: all stay.
+        selection: if the job is one of a random number, of which the best is released.
 
     Returns:
         What came of it; None if it is only planned.
@@ -88,7 +91,7 @@ def train(
         config = team.together(lambda: _by_recipe(config, chosen, data, team))
     utterances = Subset(cast("Dataset[Utterance]", data.corpus), data.rows.train.tolist())
     batches = make_batches(config, utterances, team.collective)
-    plan = None if config.private == "off" else make_plan(config, batches, team.collective.size)
+    plan = None if config.private == "off" else make_plan(config, batches, team.collective.size, selection)
     _say(team, _summary(config, data, plan, team.collective.size))
     torch.manual_seed(torch.seed() if config.seed is None else config.seed)
     parts = team.together(lambda: _parts(config, data, resume))

@@ -59,6 +59,7 @@ def make_optimizer(
         ledger=folder / LEDGER,
         batches=batches,
         budget=budget,
+        selection=plan.selection,
     )
 
 

@@ -30,6 +30,10 @@ class State:
     not_covered: list[str] = field(default_factory=list)
 
 
+class Diverged(ValueError):
+    """The model of a training holds NaN or infinities."""
+
+
 class TrainingCheckpoints:
     """The checkpoints of a run folder: the last one, and the weights of the best epoch.
 
@@ -92,7 +96,7 @@ class TrainingCheckpoints:
         """Refuses NaN and infinities; all workers hold the same, so that all raise the error."""
         norms = torch._foreach_norm(list(self._trained().values()))
         if not bool(torch.isfinite(torch.stack(norms)).all()):
-            raise ValueError(
+            raise Diverged(
                 f"after step {step} the model holds NaN or infinities: "
                 "choose a smaller learning_rate, or a larger warmup. Checkpoints are from before"
             )
