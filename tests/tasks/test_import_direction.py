@@ -26,6 +26,7 @@ COMMANDS = (
     "schema",
     "synthetic_users",
     "train",
+    "tune",
 )
 
 
