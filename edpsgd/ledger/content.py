@@ -10,6 +10,8 @@ from edpsgd.ledger.events import Event, LedgerError, is_int
 from edpsgd.ledger.records import RunRecord
 
 FORMAT = 1
+# With a run whose ε covers a choice: versions that do not know of it refuse the ledger, and print no smaller ε.
+FORMAT_OF_CHOSEN = 2
 
 
 @dataclass
@@ -33,8 +35,9 @@ class Content:
         """
         if not isinstance(state, Mapping):
             raise LedgerError("a ledger's state must have names and values")
-        if state.get("format") != FORMAT:
-            raise LedgerError(f"the ledger's state has format {state.get('format')!r}, this version reads {FORMAT}")
+        if state.get("format") not in (FORMAT, FORMAT_OF_CHOSEN):
+            known = f"{FORMAT} and {FORMAT_OF_CHOSEN}"
+            raise LedgerError(f"the ledger's state has format {state.get('format')!r}, this version reads {known}")
         runs, events = state.get("runs"), state.get("events")
         if not isinstance(runs, list) or not isinstance(events, list):
             raise LedgerError("a ledger's state must have a list of runs and one of events")
@@ -42,8 +45,9 @@ class Content:
 
     def to_json(self) -> dict[str, Any]:
         """The content as JSON-ready data, which ``parse`` reads."""
+        is_chosen = any(run.selection is not None for run in self.runs)
         return {
-            "format": FORMAT,
+            "format": FORMAT_OF_CHOSEN if is_chosen else FORMAT,
             "runs": [run.to_json() for run in self.runs],
             "events": [asdict(event) for event in self.events],
         }
@@ -59,8 +63,9 @@ class Content:
         if record.keys() == {"state"}:
             whole = Content.parse(record["state"])
             self.runs, self.events = whole.runs, whole.events
-        elif record.keys() == {"run"}:
-            self.runs.append(RunRecord.parse(record["run"]))
+        elif record.keys() in ({"run"}, {"chosen_run"}):
+            [run] = record.values()
+            self.runs.append(RunRecord.parse(run))
         elif record.keys() == {"index", "event"}:
             index, event = record["index"], Event.parse(record["event"])
             if not is_int(index) or not 0 <= index <= len(self.events):
@@ -109,6 +114,11 @@ class Content:
         known_ids = {run.id for run in self.runs}
         own = [replace(run, begins_after=self.end) for run in other.runs if run.id not in known_ids]
         return Content(self.runs + own, self.events)
+
+
+def line_of_run(run: RunRecord) -> dict[str, Any]:
+    """The line of a ledger's file that ``replay`` reads; of a chosen run, one that other versions refuse."""
+    return {"run" if run.selection is None else "chosen_run": run.to_json()}
 
 
 def kind_of_event(event: Event) -> tuple[str, int | None, str, float | None]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from edpsgd.accounting.pld import Composition
 from edpsgd.ledger import guarantee
-from edpsgd.ledger.content import Content, kind_of_event
+from edpsgd.ledger.content import Content, kind_of_event, line_of_run
 from edpsgd.ledger.events import Event, LedgerError, LedgerUnavailable, family, is_noise
 from edpsgd.ledger.file import LedgerFile, read_records
 from edpsgd.ledger.guarantee import Bound, Report
@@ -114,7 +114,7 @@ class Ledger:
 
     def _append_run(self, run: RunRecord) -> None:
         run = replace(run, begins_after=self._content.end)
-        self._write({"run": run.to_json()}, durable=True)  # conditions of ε depend on it
+        self._write(line_of_run(run), durable=True)  # conditions of ε depend on it
         self.runs.append(run)
 
     # ---------------------------------------------------------------- events

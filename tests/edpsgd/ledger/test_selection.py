@@ -130,6 +130,20 @@ def test_a_checkpoint_takes_the_choice_into_a_new_ledger() -> None:
     assert other.epsilon(DELTA).epsilon == optimizer.epsilon(DELTA).epsilon
 
 
+def test_versions_that_know_of_no_choice_refuse_the_ledger(tmp_path) -> None:
+    """They read lines of runs, states and events only, and states of format 1."""
+    for selection, line, number in ((None, "run", 1), (Selection(mean=10.0), "chosen_run", 2)):
+        path = tmp_path / f"{line}.jsonl"
+        optimizer = private(Bag((5,)), ledger=path, selection=selection)
+        optimizer.ledger.close()
+        [record, *_] = map(json.loads, path.read_text().splitlines())
+        assert line in record
+        assert Ledger.read(path).state_dict()["format"] == number
+        other = Ledger()
+        other.load_state_dict(Ledger.read(path).state_dict())
+        assert other.runs == Ledger.read(path).runs
+
+
 def test_a_budget_is_one_for_the_whole_tuning() -> None:
     budget = Budget(selected_epsilon([[Steps(1.0, 1.0, 2)]], DELTA, LAW), DELTA)
     optimizer = private(Bag((5,)), selection=Selection(mean=10.0), budget=budget)

@@ -32,7 +32,7 @@ def test_what_is_no_rule_is_refused(text) -> None:
 
 
 def test_scores_are_shares_of_right_answers_and_noise_moves_them(tmp_path) -> None:
-    config = tiny(tmp_path / "run", private="off", learning_rate=0.02, head_learning_rate=0.05, epochs=3)
+    config = tiny(tmp_path / "run", private="off", seed=1, learning_rate=0.02, head_learning_rate=0.05, epochs=8)
     run(config)
     data, team = load(config, None, 0), here("local", Local())
     own = Scored.of_rule(ScoreRule("exact"), data)
