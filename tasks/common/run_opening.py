@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from edpsgd import Ledger, LedgerError, files
+from edpsgd import Ledger, LedgerError, Selection, files
+from edpsgd.ledger import guarantee
 from tasks.common import checkpoints, progress
 from tasks.common.workers import Workers
 
@@ -38,6 +39,12 @@ def open_again(folder: Path, has_ledger: bool) -> None:
     files.make_private(folder, with_content=True)
     if has_ledger:
         _check_ledger(folder)
+
+
+def selection_of(folder: Path) -> Selection | None:
+    """How the run was chosen among others, as its ledger says; None if it was not."""
+    path = folder / LEDGER
+    return guarantee.selection_of(Ledger.read(path).runs) if path.exists() else None
 
 
 def _check_ledger(folder: Path) -> None:

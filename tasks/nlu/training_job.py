@@ -76,13 +76,16 @@ def train(
         resume: the run folder to go on with; None for a new run.
         dry_run: whether it is only planned.
         chosen: names of the settings that are to stay; all others follow a recipe. None: all stay.
-        selection: if the job is one of a random number, of which the best is released.
+        selection: if the job is one of a random number, of which the best is released; that of one
+            that goes on is in its ledger.
 
     Returns:
         What came of it; None if it is only planned.
     """
     if resume is not None and not dry_run:
         team.on_first(lambda: run_opening.open_again(resume, config.private != "off"))
+    if resume is not None and config.private != "off":
+        selection = team.collective.gather(team.on_first(lambda: run_opening.selection_of(resume)))[0]
     logging.disable_progress_bar()  # every worker would draw one
     team.together(lambda: _check_precision(config, team))
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed

@@ -12,8 +12,10 @@ import yaml
 import edpsgd
 from edpsgd import Ledger
 from edpsgd.accounting import Steps, TrialLaw, selected_epsilon
+from edpsgd.ledger.guarantee import format_epsilon
 from tasks.common.workers import workers
 from tasks.nlu.configuration import Config, read_file
+from tasks.nlu.training_job import train
 from tasks.nlu.training_loop import Training
 from tasks.nlu.training_state import Diverged
 from tasks.nlu.tuning import tuning_job
@@ -99,6 +101,10 @@ def test_a_private_tuning_costs_what_was_asked_for(tmp_path, draws, capsys) -> N
     assert (settings["learning_rate"], settings["batch_size"]) == candidates[[3, 0, 2][best]]
     assert settings["output"] == str(folder / "best")
     assert found.table.splitlines()[1].split()[0] == str(best + 1)
+    with workers("cpu", 1) as team:
+        capsys.readouterr()
+        train(Config(**settings), team, folder / "best", dry_run=True)
+    assert f"{format_epsilon(card['epsilon'])} at δ" in capsys.readouterr().out  # also if it goes on by itself
     again = tuned(tiny(folder, **POISSON), resume=folder)  # complete: nothing changes
     assert again == found
 
@@ -151,7 +157,7 @@ def test_a_training_that_ended_unscored_is_only_scored(tmp_path, draws) -> None:
 def test_a_training_that_diverged_counts_and_is_not_tried_again(tmp_path, draws) -> None:
     folder = tmp_path / "tuning"
     config, wishes = tiny(folder, **SINGLE), Wishes(trials=3.0, search=space(tmp_path), score="exact")
-    train, seen = tuning_job.train, []
+    seen = []
 
     def diverging(one, team, **more):
         seen.append(Path(one.output).name)
