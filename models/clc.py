@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from models.heads import Batch, HeadSettings, IntentSlotModel, length_mask, pad
+from models.ngrams import without_accents
 from models.vectors import WordVectors, restore
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation  # public: no character is learned from the data
@@ -191,23 +191,35 @@ class ClcInputs:
 
     def table(self, words: Sequence[str]) -> ClcTable:
         """Looks every distinct word of some data up, once."""
-        rows = self.vectors.lookup(words) + 1  # row 0 is for unknown words
-        made: list[npt.NDArray[np.float32]] = []
-        for number in np.flatnonzero(rows == 0).tolist():
-            vector = self.vectors.out_of_vocabulary(words[number])
-            if vector is not None:
-                made.append(vector)
-                rows[number] = -len(made)
-        return ClcTable(rows, _spell(words), np.array(made, dtype=np.float32))
+        return ClcTable(*look_up(words, self.vectors), _spell(words))
+
+
+def look_up(words: Sequence[str], vectors: WordVectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """The row of each word in the model's table, and the vectors that were made of subwords.
+
+    Row 0 is for unknown words. A row below zero stands for a vector that was made: -1 for the first of them.
+    """
+    rows = vectors.lookup(words) + 1
+    made: list[npt.NDArray[np.float32]] = []
+    for number in np.flatnonzero(rows == 0).tolist():
+        vector = vectors.out_of_vocabulary(words[number])
+        if vector is not None:
+            made.append(vector)
+            rows[number] = -len(made)
+    return rows, np.array(made, dtype=np.float32)
 
 
 class ClcTable:
-    """The distinct words of some data as numbers; a row below zero stands for a vector that was made of subwords."""
+    """The distinct words of some data as numbers.
 
-    def __init__(
-        self, rows: npt.NDArray[np.int64], characters: npt.NDArray[np.uint8], made: npt.NDArray[np.float32]
-    ) -> None:
-        self._rows, self._characters, self._made = rows, characters, made
+    Args:
+        rows: of the words, see ``look_up``.
+        made: see there.
+        spelled: what else is known of each word, a row each: here its characters.
+    """
+
+    def __init__(self, rows: npt.NDArray[np.int64], made: npt.NDArray[np.float32], spelled: npt.NDArray[Any]) -> None:
+        self._rows, self._made, self._spelled = rows, made, spelled
 
     def check(self, word_ids: npt.NDArray[np.integer], starts: npt.NDArray[np.int64]) -> None:
         """Utterances may have any length."""
@@ -218,12 +230,10 @@ class ClcTable:
         order = np.argsort(self._rows[distinct] < 0, kind="stable")  # words of the table first
         new_place = np.argsort(order)  # the inverse of the order
         distinct, place = distinct[order], new_place[place]
-        rows, spelled = self._rows[distinct], self._characters[distinct]
-        word_lengths = (spelled != PADDING).sum(axis=1)
-        longest = max(1, int(word_lengths.max(initial=1)))
+        rows = self._rows[distinct]
         batch: dict[str, Any] = {
+            **self._spelling(self._spelled[distinct]),
             "rows": rows[rows >= 0],
-            "characters": spelled[:, :longest].astype(np.int64),
             "place": pad(place, lengths),
             "mask": length_mask(lengths),
             "lengths": lengths,
@@ -231,6 +241,12 @@ class ClcTable:
         if (rows < 0).any():
             batch["made"] = self._made[-rows[rows < 0] - 1]
         return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in batch.items()}
+
+    def _spelling(self, spelled: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """What the model reads of the distinct words of a batch, beside their vectors."""
+        word_lengths = (spelled != PADDING).sum(axis=1)
+        longest = max(1, int(word_lengths.max(initial=1)))
+        return {"characters": spelled[:, :longest].astype(np.int64)}
 
 
 def _spell(words: Sequence[str]) -> npt.NDArray[np.uint8]:
@@ -241,8 +257,7 @@ def _spell(words: Sequence[str]) -> npt.NDArray[np.uint8]:
     codes = {character: number for number, character in enumerate(ALPHABET, 2)}
     spelled = np.full((len(words), LONGEST_WORD), PADDING, dtype=np.uint8)
     for number, word in enumerate(words):
-        decomposed = unicodedata.normalize("NFKD", word)  # an accent is a character of its own
-        plain = [one for one in decomposed if not unicodedata.combining(one)]
+        plain = without_accents(word)
         if len(plain) > LONGEST_WORD:
             plain = plain[: LONGEST_WORD // 2] + plain[-LONGEST_WORD // 2 :]
         spelled[number, : len(plain)] = [codes.get(one, OTHER) for one in plain]
