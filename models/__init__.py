@@ -1,1 +1,1 @@
-"""Reference models: CLC (character CNN, BiLSTM, CRF) and BERT, both with intent and slot heads."""
+"""Reference models: CLC (character CNN, BiLSTM, CRF), its frozen form and BERT, all with intent and slot heads."""

@@ -55,7 +55,10 @@ class Config(Settings):
         None, "a run folder, of a training on public data, that this one begins with: all but its heads", group="model"
     )
     freeze: str = setting(
-        "none", "bert: none, embeddings, layers:N, encoder (heads only) or adapters:R (all but these)", group="model"
+        "none",
+        "none or encoder (heads only: a clc then has fixed features of words, and no BiLSTM); bert: also embeddings, "
+        "layers:N or adapters:R (all but these)",
+        group="model",
     )
     features: str | None = setting(
         None,
@@ -63,14 +66,16 @@ class Config(Settings):
         group="model",
     )
     window: int | None = setting(
-        None, "bert: neighbours of a word that its slot head sees; 1 with chosen layers, else 0", group="model"
+        None,
+        "neighbours of a word that its slot head sees; bert: 1 with chosen layers, else 0; frozen clc: 2",
+        group="model",
     )
     transitions: str = setting("trained", "of the CRF: trained, or fixed to the BIO rules", TRANSITIONS, "model")
     zero_heads: bool = setting(False, "begin with linear heads of zeros", group="model")
     share_labels: bool = setting(
         False, "slots share weights where their names have parts in common: fromloc.city, toloc.city", group="model"
     )
-    dropout: float | None = setting(None, "0.4 for clc and 0.1 for bert if not given", group="model")
+    dropout: float | None = setting(None, "0.4 for clc and 0.1 for bert or a frozen clc if not given", group="model")
     word_dropout: float = setting(0.0, "clc: how often a word's vector is hidden", group="model")
 
     epochs: int = setting(20, "passes over the training set", group="training")

@@ -13,6 +13,7 @@ from models import vectors as word_vectors
 from models.bert import BERT, BertInputs, has_own_pieces, paper_configuration
 from models.clc import CLC, ClcInputs
 from models.features import AUTO, LAST, OWN_PIECES, parse_layers
+from models.frozen_clc import WINDOW, FrozenCLC, FrozenClcInputs
 from models.heads import HeadSettings
 from models.vectors import WordVectors
 from tasks.nlu import earlier_run, generator, label_schema
@@ -25,10 +26,8 @@ from tasks.nlu.run_folder import Parts
 
 def build(config: Config, corpus: Corpus, rows: Rows) -> Parts:
     """A new model for a corpus of which some rows are for training."""
-    of_bert = {"freeze": config.freeze != "none", "features": config.features, "window": config.window}
-    for name, is_given in of_bert.items():
-        if config.model == "clc" and is_given:
-            raise ValueError(f"{name} is for bert, and the model is clc: got {getattr(config, name)}")
+    if config.model == "clc":
+        _check_clc(config)
     if config.init_from is not None:
         return _from_earlier(config, corpus, rows)
     of_the_other = config.pretrained if config.model == "clc" else config.vectors
@@ -36,9 +35,38 @@ def build(config: Config, corpus: Corpus, rows: Rows) -> Parts:
         raise ValueError(f"vectors are for clc and pretrained is for bert, and the model is {config.model}")
     words = _word_list(config, corpus, rows) if _has_word_list(config) else None
     labels, heads = _labels_and_heads(config, corpus, rows)
-    if config.model == "clc":
-        return _new_clc(config, words, labels, heads)
-    return _new_bert(config, words, labels, heads)
+    if config.model == "bert":
+        return _new_bert(config, words, labels, heads)
+    if config.freeze == "encoder":
+        return _new_frozen_clc(config, labels, heads)
+    return _new_clc(config, words, labels, heads)
+
+
+def _check_clc(config: Config) -> None:
+    """Refuses settings that do not go with a CLC, or with one whose encoder is frozen."""
+    if config.freeze not in ("none", "encoder"):
+        raise ValueError(f"freeze must be none or encoder where the model is clc, got {config.freeze!r}")
+    is_frozen = config.freeze == "encoder"
+    for name, is_given in {"features": config.features, "window": config.window and not is_frozen}.items():
+        if is_given:
+            raise ValueError(f"{name} is for a frozen bert, and the model is clc: got {getattr(config, name)}")
+    if is_frozen:
+        _check_frozen_clc(config)
+
+
+def _check_frozen_clc(config: Config) -> None:
+    """Refuses settings of what is not there: layers, and word vectors of the run's own."""
+    if config.init_from is not None:
+        raise ValueError(
+            "init_from takes the BiLSTM of another run to train it further, and freeze encoder has none: leave one out"
+        )
+    if config.vectors is None:
+        raise ValueError("freeze encoder needs vectors: a word list has none that could stay as they are")
+    usual = Config(private="off")
+    of_trained = ("vocabulary", "train_vectors", "dimension", "hidden", "layers", "word_dropout")
+    given = [name for name in of_trained if getattr(config, name) != getattr(usual, name)]
+    if given:
+        raise ValueError(f"freeze encoder leaves nothing to train but the heads: leave {', '.join(given)} out")
 
 
 def not_covered(config: Config, labels: Labels) -> list[str]:
@@ -125,6 +153,23 @@ def _new_clc(config: Config, words: list[str] | None, labels: Labels, heads: Hea
     if vectors.table is not None:
         model.set_words(vectors.table)
     return Parts(model, ClcInputs(vectors), labels)
+
+
+def _new_frozen_clc(config: Config, labels: Labels, heads: HeadSettings) -> Parts:
+    """With the vectors of a file, which stay as they are."""
+    vectors = word_vectors.load(config.vectors or "", config.max_words)
+    model = FrozenCLC(
+        words=len(vectors.words) + 1,
+        dimension=vectors.dimension,
+        intents=len(labels.intents),
+        tags=len(labels.tags),
+        window=WINDOW if config.window is None else config.window,
+        dropout=0.1 if config.dropout is None else config.dropout,
+        heads=heads,
+    )
+    if vectors.table is not None:
+        model.set_words(vectors.table)
+    return Parts(model, FrozenClcInputs(vectors), labels)
 
 
 def _new_bert(config: Config, words: list[str] | None, labels: Labels, heads: HeadSettings) -> Parts:

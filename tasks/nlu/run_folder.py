@@ -14,6 +14,7 @@ from typing import Any
 from edpsgd import files
 from models.bert import BERT, BertInputs
 from models.clc import CLC, ClcInputs
+from models.frozen_clc import FrozenCLC, FrozenClcInputs
 from models.heads import IntentSlotModel
 from tasks.common import checkpoints, progress
 from tasks.common.run_opening import WEIGHTS
@@ -21,7 +22,11 @@ from tasks.nlu.configuration import Config
 from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split
 
-KINDS: dict[str, Any] = {"clc": (CLC, ClcInputs), "bert": (BERT, BertInputs)}
+KINDS: dict[str, Any] = {
+    "clc": (CLC, ClcInputs),
+    "frozen-clc": (FrozenCLC, FrozenClcInputs),
+    "bert": (BERT, BertInputs),
+}
 
 
 @dataclass

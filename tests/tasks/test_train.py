@@ -39,8 +39,11 @@ def test_utterances_that_are_too_long_are_found_by_a_dry_run_and_can_be_left_out
     assert not (tmp_path / "run").exists()
 
 
-def test_freezing_is_for_encoders(tmp_path) -> None:
-    assert "freeze is for bert" in failure(flags(tmp_path / "run", model="clc", freeze="encoder"))
+def test_a_frozen_clc_needs_vectors_and_has_no_layers(tmp_path) -> None:
+    frozen = {"model": "clc", "freeze": "encoder"}
+    assert "freeze encoder needs vectors" in failure(flags(tmp_path / "run", **frozen))
+    said = failure(flags(tmp_path / "run", **frozen, vectors="some.vec"))
+    assert "leave dimension, hidden, layers out" in said
 
 
 def test_the_run_folder_of_a_private_job(tmp_path, capsys) -> None:
