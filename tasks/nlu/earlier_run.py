@@ -13,6 +13,7 @@ from edpsgd import card, files
 from edpsgd.ledger.guarantee import format_epsilon
 from models.bert import BERT
 from models.clc import CLC
+from models.frozen_clc import FrozenCLC
 from models.heads import HeadSettings, IntentSlotModel
 from tasks.common import progress
 from tasks.nlu import configuration, run_folder
@@ -68,6 +69,8 @@ def check_kind(config: Config, model: IntentSlotModel) -> None:
     for name in ("vectors", "pretrained", "vocabulary", "train_vectors", "dimension", "hidden", "layers"):
         if getattr(config, name) != getattr(usual, name):
             raise ValueError(f"{name} comes from the run {config.init_from}: leave it out")
+    if isinstance(model, FrozenCLC):
+        raise ValueError(f"the run {config.init_from} trained heads alone, and has nothing to begin with")
     if isinstance(model, BERT) and model.adapters:
         raise ValueError(f"the encoder of {config.init_from} has adapters: begin with a run without them")
 

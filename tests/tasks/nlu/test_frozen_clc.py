@@ -84,6 +84,8 @@ def test_a_private_run_trains_the_heads_alone_and_can_be_resumed(tmp_path, vecto
     assert run(settings(whole, vectors, **common)).epsilon is not None
     before, after = new_words(vectors), weights(whole)
     assert torch.equal(after["words.weight"][1:], before)
+    with pytest.raises(ValueError, match="trained heads alone, and has nothing to begin with"):
+        run(tiny(tmp_path / "later", **USUAL, init_from=str(whole), data_seed=1))
     assert after["slots.weight"].any()
     take = training_loop.Training._step
 
