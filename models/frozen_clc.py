@@ -25,11 +25,28 @@ from models.vectors import WordVectors, restore
 
 _ABOUT = "ngrams.json"
 WINDOW = 2
-LENGTH = 10.0  # of each part of the features: all together are as long as those of a frozen MiniLM, and rates suit both
+LENGTH = 12.0  # of a part of the features: all are then as long as a frozen MiniLM's, and the same rates suit both
+
+
+def weights_around(window: int) -> list[float]:
+    """How much a word and its neighbours count, in the order of ``features.of_words``: the nearer, the more.
+
+    Example:
+        >>> weights_around(2)
+        [1.0, 0.75, 0.75, 0.5, 0.5]
+    """
+    weights = [1.0]
+    for distance in range(1, window + 1):
+        weights += [1 - distance / (window + 2)] * 2
+    return weights
 
 
 class FrozenCLC(IntentSlotModel):
-    """Linear heads on the vectors of a word and its neighbours, and on its n-grams.
+    """Linear heads on fixed features.
+
+    Those of a word are the directions of its vector, of its neighbours' vectors, of its n-grams and of the sum of all
+    vectors of the utterance, by which words are understood as its intent has it. Those of an utterance are the
+    direction of the sum of its words' features, and as long as these.
 
     Args:
         words: rows of the word table, row 0 for unknown words included.
@@ -77,14 +94,16 @@ class FrozenCLC(IntentSlotModel):
             self.words.weight[1:] = torch.from_numpy(table)
 
     def features(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the words, and the directions of their means.
+        """Of the words, zero where there is none, and of the utterances.
 
         Returns:
             (utterances, words, width) and (utterances, width).
         """
         mask, place = batch["mask"], batch["place"]
         vectors = self._directions(batch)[place] * mask.unsqueeze(2)
-        neighbours = of_words(vectors.unsqueeze(2), mask, [1], self.window)
+        around = of_words(vectors.unsqueeze(2), mask, [1], self.window).unflatten(2, (-1, vectors.shape[2]))
+        weights = around.new_tensor(weights_around(self.window)).unsqueeze(1)
+        neighbours = (around * weights).flatten(2)
         ngrams = batch["ngrams"][place]
         topic = nn.functional.normalize(vectors.sum(1), dim=1).unsqueeze(1).expand_as(vectors)
         words = LENGTH * torch.cat([neighbours, ngrams, topic], dim=2) * mask.unsqueeze(2)

@@ -47,7 +47,13 @@ def _check_clc(config: Config) -> None:
     if config.freeze not in ("none", "encoder"):
         raise ValueError(f"freeze must be none or encoder where the model is clc, got {config.freeze!r}")
     is_frozen = config.freeze == "encoder"
-    for name, is_given in {"features": config.features, "window": config.window and not is_frozen}.items():
+    of_bert = {
+        "features": config.features,
+        "window": config.window and not is_frozen,
+        "keep_features": config.keep_features,
+        "states_from": config.states_from,
+    }
+    for name, is_given in of_bert.items():
         if is_given:
             raise ValueError(f"{name} is for a frozen bert, and the model is clc: got {getattr(config, name)}")
     if is_frozen:

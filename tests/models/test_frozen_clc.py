@@ -52,7 +52,10 @@ def word_features(said: list[str], source: WordVectors, window: int) -> np.ndarr
     places = [0] + [sign * distance for distance in range(1, window + 1) for sign in (-1, 1)]
     rows = []
     for number, word in enumerate(said):
-        parts = [own[number + d] if 0 <= number + d < len(said) else np.zeros(DIMENSION) for d in places]
+        parts = []
+        for d in places:
+            is_inside = 0 <= number + d < len(said)
+            parts.append(own[number + d] * (1 - abs(d) / (window + 2)) if is_inside else np.zeros(DIMENSION))
         rows.append(np.concatenate([*parts, hashed_ngrams([word], NGRAMS)[0], unit(sum(own))]))
     return LENGTH * np.array(rows)
 

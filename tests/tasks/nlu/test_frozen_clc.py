@@ -52,6 +52,7 @@ def test_its_model_has_no_encoder_and_a_window(tmp_path, vectors, corpus) -> Non
         ({"vectors": None}, "freeze encoder needs vectors"),
         ({"freeze": "layers:1"}, "freeze must be none or encoder where the model is clc, got 'layers:1'"),
         ({"features": "auto"}, "features is for a frozen bert, and the model is clc: got auto"),
+        ({"keep_features": True}, "keep_features is for a frozen bert, and the model is clc"),
         ({"init_from": "some/run"}, "init_from takes the BiLSTM of another run"),
         ({"pretrained": "some/encoder"}, "vectors are for clc and pretrained is for bert"),
         ({"train_vectors": True, "hidden": 8, "layers": 1}, "leave train_vectors, hidden, layers out"),
