@@ -22,8 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with workers(config.device, config.threads) as team:
             resume = None if flags.resume is None else Path(flags.resume)
-            is_recipe = resume is None and recipes.is_wanted(flags.given)
-            outcome = train(config, team, resume, flags.dry_run, flags.given if is_recipe else None)
+            outcome = train(config, team, resume, flags.dry_run, recipes.chosen_beside(flags))
             if outcome is not None and team.is_first:
                 print(outcome_table({config.private: outcome}))
                 print(f"\n{outcome.card.markdown()}\n" if outcome.card else "")

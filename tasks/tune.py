@@ -14,6 +14,7 @@ from pathlib import Path
 from edpsgd import escaping
 from tasks.common import flags
 from tasks.common.workers import workers
+from tasks.nlu import recipes
 from tasks.nlu.configuration import Config
 from tasks.nlu.tuning.tuning_job import SHAPES, Tuned, Wishes, tune
 
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with workers(config.device, config.threads) as team:
             resume = None if given.resume is None else Path(given.resume)
-            tuned = tune(config, wishes, team, resume, given.dry_run)
+            chosen = recipes.chosen_beside(given)
+            tuned = tune(config, wishes, team, resume, given.dry_run, chosen)
             if tuned is not None and team.is_first:
                 print(_text(tuned))
     except (ValueError, OSError) as error:

@@ -5,6 +5,7 @@ tasks/recipes.yaml holds them, each row as it was measured.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -15,6 +16,7 @@ from typing import Any
 from edpsgd import files
 from edpsgd.ledger.guarantee import format_epsilon
 from tasks.common.flags import load_yaml
+from tasks.common.workers import Workers
 from tasks.nlu.configuration import Config
 
 TABLE = Path(__file__).parents[1] / "recipes.yaml"
@@ -76,9 +78,21 @@ class Choice:
         return "\n".join(lines)
 
 
-def is_wanted(chosen: Collection[str]) -> bool:
-    """Whether an ε is asked for, and nothing is said of how to reach it."""
-    return "epsilon" in chosen and not {"private", "noise_multiplier"} & set(chosen)
+def chosen_beside(flags: argparse.Namespace) -> Collection[str] | None:
+    """The settings that a command line names beside a recipe; None if it wants none.
+
+    It wants one if an ε is asked for, and nothing is said of how to reach it. A run that goes on has settings already.
+    """
+    is_wanted = "epsilon" in flags.given and not {"private", "noise_multiplier"} & flags.given
+    return flags.given if is_wanted and flags.resume is None else None
+
+
+def by_recipe(config: Config, chosen: Collection[str], utterances: int, team: Workers) -> Config:
+    """The settings of a job as ``follow`` completes them; worker 0 says which recipe it is."""
+    choice = team.together(lambda: follow(config, chosen, utterances, team.collective.size))
+    if team.is_first:
+        print(choice.text(utterances), flush=True)
+    return choice.config
 
 
 def follow(config: Config, chosen: Collection[str], utterances: int, workers: int) -> Choice:

@@ -91,7 +91,7 @@ def train(
     seed = team.collective.gather(secrets.randbits(62))[0] if config.seed is None else config.seed
     data = team.together(lambda: load(config, resume, seed))
     if chosen is not None:
-        config = team.together(lambda: _by_recipe(config, chosen, data, team))
+        config = recipes.by_recipe(config, chosen, len(data.rows.train), team)
     utterances = Subset(cast("Dataset[Utterance]", data.corpus), data.rows.train.tolist())
     batches = make_batches(config, utterances, team.collective)
     plan = None if config.private == "off" else make_plan(config, batches, team.collective.size, selection)
@@ -117,14 +117,6 @@ def train(
         return _finish(config, team, training, examples.test)
     finally:
         training.close()
-
-
-def _by_recipe(config: Config, chosen: Collection[str], data: Data, team: Workers) -> Config:
-    """The settings, completed by what is recommended for them."""
-    utterances = len(data.rows.train)
-    choice = recipes.follow(config, chosen, utterances, team.collective.size)
-    _say(team, choice.text(utterances))
-    return choice.config
 
 
 def _check_precision(config: Config, team: Workers) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from edpsgd.ledger.selection import Selection
 from models.bert import BERT
 from tasks.common import run_opening
 from tasks.common.workers import Workers
-from tasks.nlu import encoder_states, new_model
+from tasks.nlu import encoder_states, new_model, recipes
 from tasks.nlu.configuration import Config
 from tasks.nlu.dataset import Data, load
 from tasks.nlu.training_job import train
@@ -81,7 +81,12 @@ class Tuned(NamedTuple):
 
 @files.private()
 def tune(
-    config: Config, wishes: Wishes, team: Workers, resume: Path | None = None, dry_run: bool = False
+    config: Config,
+    wishes: Wishes,
+    team: Workers,
+    resume: Path | None = None,
+    dry_run: bool = False,
+    chosen: Collection[str] | None = None,
 ) -> Tuned | None:
     """A whole tuning; None if it is only planned.
 
@@ -91,8 +96,11 @@ def tune(
         team: who takes part.
         resume: the folder of a tuning that goes on.
         dry_run: whether to plan only.
+        chosen: names of the settings that are to stay; all others follow a recipe. None: all stay.
     """
     data = team.together(lambda: load(config, None, 0))
+    if chosen is not None:
+        config = recipes.by_recipe(config, chosen, len(data.rows.train), team)
     if resume is None:
         # What is drawn differs between the workers: that of worker 0 holds.
         tuning = team.collective.gather(team.together(lambda: _drawn(config, wishes, data, team)))[0]

@@ -94,7 +94,9 @@ def test_refusals(settings, chosen, said) -> None:
     ],
 )
 def test_a_recipe_is_for_an_epsilon_alone(arguments, is_wanted) -> None:
-    assert recipes.is_wanted(configuration.parse(arguments)[1].given) is is_wanted
+    chosen = recipes.chosen_beside(configuration.parse(arguments)[1])
+    names = {flag[2:].replace("-", "_") for flag in arguments[::2]}
+    assert chosen == (names if is_wanted else None)
 
 
 def test_a_configuration_file_counts_as_chosen(tmp_path) -> None:
