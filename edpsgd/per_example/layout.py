@@ -38,8 +38,8 @@ class Units:
 
     of_examples: torch.Tensor
     count: int
-    _rows_of: dict[tuple[int, int], Rows] = field(default_factory=dict, repr=False)
-    _layouts: list[Layout] = field(default_factory=list, repr=False)
+    _rows_of: dict[tuple[int, int, torch.device], Rows] = field(default_factory=dict, repr=False)
+    _labels: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     @property
     def present(self) -> list[int]:
@@ -65,11 +65,11 @@ class Units:
             device: where the matrix is.
 
         Returns:
-            The same object for the same layout, so that what follows from it is computed once.
+            The same object for the same labels, so that what follows from it is computed once.
         """
-        key = (id(layout), repeats)
+        key = (id(layout.labels), repeats, device)
         if key not in self._rows_of:
-            self._layouts.append(layout)  # it stays alive: no other layout gets its id
+            self._labels.append(layout.labels)  # they stay alive: no others get their id
             units = self.of_examples[layout.labels].repeat_interleave(repeats)
             self._rows_of[key] = Rows(units, self.count, device)
         return self._rows_of[key]

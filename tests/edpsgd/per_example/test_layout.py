@@ -25,7 +25,9 @@ def test_rows_of_a_layout_are_made_once() -> None:
     rows = units.rows(layout, 2, CPU)
     assert rows.units.tolist() == [1, 1, 0, 0, 1, 1]
     assert units.rows(layout, 2, CPU) is rows
+    assert units.rows(Layout(1, layout.labels), 2, CPU) is rows  # the same examples in another dimension
     assert units.rows(layout, 1, CPU) is not rows
+    assert units.rows(Layout(0, torch.tensor([1, 0, 2])), 2, CPU).units.tolist() == [0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("owners", [[0, 0, 1, 1, 2, 2], [2, 0, 0, 2, 1, 2]])
