@@ -244,6 +244,4 @@ def is_weight(node: Node | None) -> bool:
 
 def spread_alike(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """All of them in the shape that they broadcast to together."""
-    sizes = [tensor.shape for tensor in tensors]
-    shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]
-    return [tensor.expand(shape) for tensor in tensors]
+    return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]

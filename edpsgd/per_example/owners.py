@@ -37,8 +37,7 @@ def merged(first: Owners, second: Owners) -> Owners:
     """Owners of what is used twice: its output gradient is the sum of two."""
     if first is second:
         return first
-    shape = torch.broadcast_shapes(first.shape, second.shape)  # type: ignore[no-untyped-call]
-    first, second = first.expand(shape), second.expand(shape)
+    first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
     both = torch.where(first == second, first, SHARED)
     return torch.where(first == NOBODY, second, torch.where(second == NOBODY, first, both))
 
