@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from edpsgd.per_example.fast_products import add_product_
 from edpsgd.per_example.layout import Rows
 from edpsgd.per_example.precision import UNDERFLOW, exact, is_out_of_range, rounding
 from edpsgd.per_example.row_products import Products, chosen_squares, cross_products, ghost_squares
@@ -239,7 +240,7 @@ class LayerGradients:
                 left = left * weights
             else:
                 right = right * weights
-            matrix.addmm_(left.to(matrix.dtype).T, right.to(matrix.dtype))
+            add_product_(matrix, left.to(matrix.dtype).T, right.to(matrix.dtype))
         for numbers, right, rows in self._sparse:
             weighted = exact(right) * factors[rows.units].unsqueeze(1)
             matrix.index_add_(0, numbers, weighted.to(matrix.dtype))

@@ -16,12 +16,17 @@ def exact(values: torch.Tensor) -> torch.Tensor:
 
 def rounding(device: torch.device) -> float:
     """By how much products of matrices may be off, relative: more if torch may round factors."""
+    return 1e-2 if may_round_factors(device) else 1e-5
+
+
+def may_round_factors(device: torch.device) -> bool:
+    """Whether torch's settings allow products of factors that are rounded to half precision."""
     if not hasattr(torch.backends, "fp32_precision"):  # torch before 2.9
-        return 1e-5 if torch.get_float32_matmul_precision() == "highest" else 1e-2
+        return torch.get_float32_matmul_precision() != "highest"
     backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     places = (torch.backends, getattr(backend, "matmul", None))
     settings = {getattr(place, "fp32_precision", "ieee") for place in places}
-    return 1e-2 if settings & {"tf32", "bf16"} else 1e-5
+    return bool(settings & {"tf32", "bf16"})
 
 
 def is_out_of_range(squares: torch.Tensor, lost: torch.Tensor | float) -> torch.Tensor:

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 from torch.autograd.graph import Node
 
+from edpsgd.per_example.fast_products import add_product_, multiply
 from edpsgd.per_example.ghost import LayerGradients
 from edpsgd.per_example.graph import OutputGradients
 from edpsgd.per_example.layout import Layout
@@ -69,7 +70,7 @@ def input_gradient(use: Use, gates: torch.Tensor) -> torch.Tensor:
         gates: the output gradients of the gates, as ``gate_gradients`` returns them.
     """
     weight: torch.Tensor = use.saved("weight0").detach()
-    gradient = gates.to(weight) @ weight
+    gradient = multiply(gates.to(weight).flatten(0, 1), weight).view(*gates.shape[:2], -1)
     return gradient.flip(0) if use.saved("reverse") else gradient
 
 
@@ -125,7 +126,9 @@ def _computed_gates(use: Use, inputs: torch.Tensor, states: torch.Tensor) -> tor
     bias = weights[0].new_zeros(len(weights[0]))
     if use.saved("has_biases"):
         bias = weights[2] + weights[3]
-    flat = torch.addmm(bias, inputs, weights[0].T).addmm_(states, weights[1].T)
+    flat = bias.repeat(len(inputs), 1)
+    add_product_(flat, inputs, weights[0].T)
+    add_product_(flat, states, weights[1].T)
     gates = exact(flat).view(len(flat), 4, -1)
     gates[:, _IN].sigmoid_()
     gates[:, _FORGET].sigmoid_()
@@ -225,7 +228,7 @@ def _back_through_steps(
         gradient[:, :_OUT] *= at_cell.unsqueeze(1)
         gradient[:, _OUT] *= at_state
         at_cell = at_cell * forgets[step]
-        at_state = exact(gradient.flatten(1).to(state_weight) @ state_weight)
+        at_state = exact(multiply(gradient.flatten(1).to(state_weight), state_weight))
     return slopes.flatten(2)
 
 
