@@ -29,15 +29,24 @@ class Progress:
         done: steps that an earlier start has taken.
         is_shown: whether this is worker 0.
         tensorboard: whether to write TensorBoard scalars too.
+        unit: what is counted, if it is not steps.
     """
 
-    def __init__(self, folder: Path, total: int, done: int, is_shown: bool, tensorboard: bool) -> None:
-        self._folder, self._is_shown = folder, is_shown
+    def __init__(
+        self,
+        folder: Path,
+        total: int,
+        done: int,
+        is_shown: bool,
+        tensorboard: bool,
+        unit: str = "step",
+    ) -> None:
+        self._folder, self._is_shown, self._unit = folder, is_shown, unit
         self._total, self._done, self._done_at_start = total, done, done
         self._started = self._shown = time.monotonic()
         self._bar: Any = None
         if is_shown and sys.stderr.isatty():
-            self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
         self._board: Any = None
         if is_shown and tensorboard:
             self._board = _open_board(folder / "tensorboard", done)
@@ -47,11 +56,11 @@ class Progress:
         pause = 0.5 if self._bar is not None else _BETWEEN_LINES
         return self._is_shown and time.monotonic() - self._shown >= pause
 
-    def move(self) -> None:
-        """One step more."""
-        self._done += 1
+    def move(self, steps: int = 1) -> None:
+        """So many steps more."""
+        self._done += steps
         if self._bar is not None:
-            self._bar.update(1)
+            self._bar.update(steps)
 
     def show(self, text: str) -> None:
         """Figures beside the bar, or a line with the time left."""
@@ -59,7 +68,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(text)
         elif self._is_shown:
-            self.say(f"  step {self._done}/{self._total}   {text}   {self._time_left()} left")
+            self.say(f"  {self._unit} {self._done}/{self._total}   {text}   {self._time_left()} left")
 
     def say(self, text: str = "") -> None:
         """A line that stays."""

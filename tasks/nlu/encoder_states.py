@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from edpsgd import files
 from models.bert import BERT
 from models.heads import length_mask
+from tasks.common.progress import Progress
 from tasks.common.workers import Workers
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Rows, word_places
@@ -35,7 +35,7 @@ from tasks.nlu.example_batches import WordTable, to_device
 FOLDER = "encoder_states"
 KEPT = f"{FOLDER}/: hidden states of all utterances, from which words can be read; delete it when it is not needed"
 _STATES, _ABOUT = "states.f16", "about.json"
-_ROUND = 1024  # utterances that a worker computes before the workers exchange what they have
+_ROUND = 512  # utterances that a worker computes before the workers exchange what they have
 _MARGIN = 64 * files.MEBIBYTE  # that must stay free on the disk: checkpoints and the ledger come later
 
 
@@ -92,7 +92,7 @@ def compute(
         team.on_first(lambda: _reserve(place, size))
     found = team.together(lambda: _opened(place, layers, width, corpus, is_writable=not is_there))
     if not is_there:
-        _fill(found, team, model, corpus, table)
+        _fill(found, team, folder, model, corpus, table)
         if place is not None:
             team.on_first(lambda: files.write_text(place.with_name(_ABOUT), json.dumps(about)))
     if team.is_first:
@@ -176,11 +176,11 @@ def _opened(place: Path | None, layers: int, width: int, corpus: Corpus, is_writ
 Computed = tuple[Rows, npt.NDArray[np.float16], npt.NDArray[np.float16]]
 
 
-def _fill(found: EncoderStates, team: Workers, model: BERT, corpus: Corpus, table: WordTable) -> None:
+def _fill(found: EncoderStates, team: Workers, folder: Path, model: BERT, corpus: Corpus, table: WordTable) -> None:
     """Each worker computes a share of every round. In memory each worker needs all; a file is there for all of them."""
     at_once = team.collective.size * _ROUND
-    has_bar = team.is_first and sys.stderr.isatty()
-    with tqdm(total=len(corpus), unit="utterance", disable=not has_bar) as bar:
+    shown = Progress(folder, len(corpus), 0, team.is_first, tensorboard=False, unit="utterance")
+    with closing(shown):
         for begin in range(0, len(corpus), at_once):
             round_ = np.arange(begin, min(begin + at_once, len(corpus)))
             mine = round_[team.collective.rank :: team.collective.size]
@@ -189,7 +189,9 @@ def _fill(found: EncoderStates, team: Workers, model: BERT, corpus: Corpus, tabl
             for rows, words, means in shares:
                 found.words[word_places(corpus, rows)] = words
                 found.utterances[rows] = means
-            bar.update(len(round_))
+            shown.move(len(round_))
+            if shown.wants():
+                shown.show("hidden states")
     if isinstance(found.words, np.memmap):
         found.words.flush()
         found.utterances.flush()  # type: ignore[attr-defined]
