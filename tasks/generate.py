@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasks.nlu.generator import DOMAINS, utterances
+from tasks.nlu.generator import DOMAINS, EASIER, utterances
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tasks.generate", description=main.__doc__)
     parser.add_argument("count", type=int, help="how many utterances")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same utterances (default: 0)")
-    parser.add_argument("--domains", nargs="+", choices=DOMAINS, default=DOMAINS, help="default: all")
+    parser.add_argument("--domains", nargs="+", choices=DOMAINS, default=EASIER, help=f"default: {' '.join(EASIER)}")
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="where to write them")
     options = parser.parse_args(arguments)
     if options.count < 1:

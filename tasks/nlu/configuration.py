@@ -11,6 +11,7 @@ from typing import Any
 from models.heads import TRANSITIONS
 from tasks.common import flags, shared_settings
 from tasks.common.flags import Settings, require, setting, write_file
+from tasks.nlu import generator
 
 __all__ = ["TASKS", "Config", "parse", "read_file", "write_file"]
 
@@ -26,6 +27,9 @@ class Config(Settings):
     task: str = setting("generated", "what to train on", TASKS, "data")
     data: str | None = setting(None, "the data folder, or for jsonl and conll a file or folder", group="data")
     examples: int = setting(20_000, "utterances to generate, for the task generated", group="data")
+    domains: str = setting(
+        ",".join(generator.EASIER), f"what they are about: some of {', '.join(generator.DOMAINS)}", group="data"
+    )
     split: str = setting("hash", "45:5:50 by hash of the utterance, or at random", ("hash", "random"), "data")
     split_seed: int = setting(0, "another seed, another split", group="data")
     data_seed: int = setting(0, "of generated utterances", group="data")
@@ -34,7 +38,8 @@ class Config(Settings):
     longest: int | None = setting(None, "leave out and count utterances with more words than this", group="data")
     labels: str = setting(
         "training-set",
-        "a YAML or JSON file of intents and slots (tasks.schema writes one), or training-set",
+        "a YAML or JSON file of intents and slots (tasks.schema writes one), grammar (that of generated utterances) "
+        "or training-set",
         group="data",
     )
 
@@ -151,6 +156,11 @@ class Config(Settings):
         is_small = self.micro_batches > 1 and self.micro_batches * self.batch_size <= FEW
         return self.private == "example" or (self.private == "edp" and is_small and self.canaries == 0)
 
+    @property
+    def domain_names(self) -> list[str]:
+        """Of generated utterances."""
+        return self.domains.split(",")
+
     def _check_amounts(self) -> None:
         sizes = ("examples", "epochs", "batch_size", "micro_batches", "hidden", "layers", "dimension", "max_words")
         self.check((*sizes, "bucket_size", "longest"), "at least 1", lambda value: value >= 1)
@@ -177,9 +187,12 @@ class Config(Settings):
         )
         self.check(others, "at least 0", lambda value: value >= 0)
         require(2 * self.canaries * self.delta <= 1, "canaries", self.canaries, "at most 1/(2δ), or δ smaller")
+        generator.check_domains(self.domain_names)
         require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1")
         require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to below 2**63")
-        require(self.task == "generated" or bool(self.data), "data", self.data, "the folder or file to read")
+        is_generated = self.task == "generated"
+        require(is_generated or self.labels != "grammar", "labels", self.labels, "a file or training-set")
+        require(is_generated or bool(self.data), "data", self.data, "the folder or file to read")
 
     def _check_privacy(self) -> None:
         if self.private == "off":

@@ -68,7 +68,7 @@ def load(config: Config, folder: Path | None, seed: int) -> Data:
 def read(config: Config) -> Corpus:
     """The corpus alone."""
     if config.task == "generated":
-        found = Corpus(generator.utterances(config.examples, seed=config.data_seed))
+        found = Corpus(generator.utterances(config.examples, config.data_seed, config.domain_names))
     else:
         found = readers.read(config.task, config.data or "", config.skip_bad_lines)
     return found if config.longest is None else found.shorter(config.longest)

@@ -13,10 +13,14 @@ from functools import cache
 from itertools import chain, islice
 from typing import NamedTuple
 
+from tasks.nlu import grammar, harder_grammar
 from tasks.nlu.corpus import OUTSIDE, Utterance
-from tasks.nlu.grammar import PHRASES, TEMPLATES
 
-DOMAINS = tuple(TEMPLATES)
+EASIER = tuple(grammar.TEMPLATES)
+HARDER = tuple(harder_grammar.TEMPLATES)
+DOMAINS = (*EASIER, *HARDER)
+_TEMPLATES = grammar.TEMPLATES | harder_grammar.TEMPLATES
+_PHRASES = grammar.PHRASES | harder_grammar.PHRASES
 
 
 class _Part(NamedTuple):
@@ -32,37 +36,57 @@ _Pattern = tuple[_Part, ...]
 _PART = re.compile(r"<(\w+)>|\{(\w+)(?::(\w+))?\}|([^\s<>{}]+)")
 
 
-def utterances(count: int, seed: int = 0, domains: Sequence[str] = DOMAINS) -> Iterator[Utterance]:
+def utterances(count: int, seed: int = 0, domains: Sequence[str] = EASIER) -> Iterator[Utterance]:
     """Draws utterances; their intents are equally frequent.
 
     Args:
         count: how many.
         seed: the same seed and domains give the same utterances everywhere.
-        domains: some of communication, health and video.
+        domains: some of DOMAINS; slots of the harder ones are harder to tell apart.
 
     Example:
         >>> [found] = utterances(1, seed=5, domains=["health"])
-        >>> len(found.words) == len(found.tags), found.intent in TEMPLATES["health"]
-        (True, True)
+        >>> len(found.words) == len(found.tags), found.intent.endswith("_video")
+        (True, False)
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise ValueError(f"count must be an int >= 0, got {count!r}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"seed must be an int, got {seed!r}")
-    if isinstance(domains, str) or not domains or not set(domains) <= set(DOMAINS):
-        raise ValueError(f"domains must be some of {', '.join(DOMAINS)}, got {domains!r}")
+    check_domains(domains)
     return islice(_endless(random.Random(seed).random, domains), count)
 
 
-def words() -> list[str]:
-    """All words that the generator can say, except numbers in digits, sorted: a public list.
+def check_domains(domains: Sequence[str]) -> None:
+    """Refuses names that are no domains."""
+    if isinstance(domains, str) or not domains or not set(domains) <= set(DOMAINS):
+        raise ValueError(f"domains must be some of {', '.join(DOMAINS)}, got {domains!r}")
+
+
+def slots_by_intent(domains: Sequence[str] = EASIER) -> dict[str, set[str]]:
+    """The intents of some domains, and the slots that each may have: as public as the grammar.
+
+    Example:
+        >>> sorted(slots_by_intent(["health"])["log_measurement"])
+        ['contact', 'date', 'measure', 'reading', 'time']
+    """
+    check_domains(domains)
+    found = {}
+    for intent, templates in _intents(domains):
+        parts = chain.from_iterable(templates)
+        found[intent] = {part.first[2:] for part in parts if part.first != OUTSIDE}
+    return found
+
+
+def words(domains: Sequence[str] = EASIER) -> list[str]:
+    """All words that can be said in some domains, except numbers in digits, sorted: a public list.
 
     Example:
         >>> "doctor" in words(), "7" in words()
         (True, False)
     """
     todo: list[_Part] = []
-    for _, templates in _intents(DOMAINS):
+    for _, templates in _intents(domains):
         todo += chain.from_iterable(templates)
     found, seen = set(), set()
     while todo:
@@ -107,7 +131,7 @@ def _intents(domains: Sequence[str]) -> list[tuple[str, list[_Pattern]]]:
     """The intents of the domains, each with its templates."""
     found = []
     for domain in domains:
-        for intent, templates in TEMPLATES[domain].items():
+        for intent, templates in _TEMPLATES[domain].items():
             patterns = [_parsed(_framed(template)) for template in templates]
             found.append((intent, patterns))
     return found
@@ -122,7 +146,7 @@ def _framed(template: str) -> str:
 
 @cache
 def _patterns(phrase: str) -> list[_Pattern]:
-    return [_parsed(text) for text in PHRASES[phrase]]
+    return [_parsed(text) for text in _PHRASES[phrase]]
 
 
 def _parsed(text: str) -> _Pattern:

@@ -14,7 +14,7 @@ from itertools import product
 _ENTRY = re.compile(r"^(\w+)( =|:)(.*(?:\n .*)*)", re.MULTILINE)
 
 
-def _entries(text: str) -> dict[str, list[str]]:
+def entries(text: str) -> dict[str, list[str]]:
     """What the lines say; one that begins with a blank goes on with the line before."""
     found: dict[str, list[str]] = {}
     for name, sign, values in _ENTRY.findall(text):
@@ -25,7 +25,7 @@ def _entries(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _joined(*columns: str) -> list[str]:
+def joined(*columns: str) -> list[str]:
     """Every way to join one piece of each column to a word."""
     pieces = [column.split() for column in columns]
     return ["".join(chosen) for chosen in product(*pieces)]
@@ -33,19 +33,19 @@ def _joined(*columns: str) -> list[str]:
 
 _MADE_UP = {
     "large": [str(number) for number in (*range(11, 100), *range(100, 1001, 50))],
-    "last": _joined(
+    "last": joined(
         "ash black brook fair green hart holl hazel kings lang mill north oak red sand stan thorn under wake west win",
         "berg bridge by combe field ford ham land ley man mere son stead ton wick wood worth",
     ),
-    "medicine": _joined(
+    "medicine": joined(
         "ali bexo cora dexa elo fluva gali hydro iva keto lora meto neu oxa pira",
         "ba ci do fe ga lo mi ra ta vi",
         "dol pril statin mycin zole pam xin fen cort line",
     ),
-    "place_name": _joined("zor kel mar thi val dra nyr or bel cas", "an eth ia ombe ul is ora ade"),
+    "place_name": joined("zor kel mar thi val dra nyr or bel cas", "an eth ia ombe ul is ora ade"),
 }
 
-PHRASES = _MADE_UP | _entries("""
+PHRASES = _MADE_UP | entries("""
 # around a template
 before =  |  |  |  | please | hey assistant | could you | could you please | can you | i want you to | i need you to |
     would you | okay now | hey assistant please | next | kindly | be so kind and | go ahead and | quickly
@@ -164,7 +164,7 @@ watchlist = my watch list | my favorites | the <weekday> list | the kids list | 
 """)
 
 TEMPLATES = {
-    "communication": _entries("""
+    "communication": entries("""
 call_contact = <call> {contact} on {app} | <call> {contact} at {place} | <call> {contact} with {app} |
     <call> the number {number:phone} | use {app} and <call> {contact} | <call> {contact} and {contact} together |
     <call> {contact} back | make a call to {contact} | put me through to {contact} at {place} |
@@ -194,7 +194,7 @@ block_contact = block {contact} on {app} | block the number {number:phone} | do 
     silence {contact} until {time} | no more calls from {number:phone} . |
     i do not want to hear from {contact} until {date} . | leave {group} on {app}
 """),
-    "health": _entries("""
+    "health": entries("""
 log_medicine = i took {dose} of {medicine:remedy} at {time} . | note that i took {medicine:remedy} {date} |
     log {dose} of {medicine:remedy} | i just had {dose} of {medicine:remedy} . |
     {contact} took {medicine:remedy} at {time} . | write down {dose} {medicine:remedy} for {date} |
@@ -226,7 +226,7 @@ ask_dose = how much {medicine:remedy} can i take ? | how many {medicine:remedy} 
     may {contact} take {medicine:remedy} {frequency} ? | did i take my {medicine:remedy} {date} ? |
     how often can i take {dose} of {medicine:remedy} ? | will {medicine:remedy} help against {symptom} ?
 """),
-    "video": _entries("""
+    "video": entries("""
 play_video = <play> {title} on {device} | <play> the <kind> {title} | <play> {title} from {service} |
     <play> episode {episode:small} of {title} | <play> the {episode:ordinal} episode of {title} on {service} |
     <play> a {genre} <kind> with {actor:person} | <play> {title} with {actor:person} in it |

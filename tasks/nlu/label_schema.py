@@ -6,7 +6,7 @@ Written by people who know the application and not read from utterances, it is p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import yaml
 
 from edpsgd import files
 from tasks.common.flags import load_yaml
+from tasks.nlu import generator
 from tasks.nlu.corpus import OUTSIDE, Corpus, Rows, word_places
 from tasks.nlu.labels import Labels
 
@@ -116,11 +117,20 @@ def _names(values: Any, what: str) -> list[str]:
     return values
 
 
+def of_generator(domains: Sequence[str]) -> Schema:
+    """The labels of generated utterances, from their grammar: they are public. Every intent may have every slot."""
+    return replace(_of_pairs(generator.slots_by_intent(domains), is_confirmed=True), slots_of=None)
+
+
 def of_rows(corpus: Corpus, rows: Rows) -> Schema:
     """What some utterances have; if they are private, so is this until somebody confirms it."""
-    pairs = slots_by_intent(corpus, rows)
+    return _of_pairs(slots_by_intent(corpus, rows), is_confirmed=False)
+
+
+def _of_pairs(pairs: Mapping[str, set[str]], is_confirmed: bool) -> Schema:
     slots = sorted({slot for own in pairs.values() for slot in own})
-    return Schema(sorted(pairs), slots, {intent: sorted(own) for intent, own in pairs.items()}, is_confirmed=False)
+    slots_of = {intent: sorted(own) for intent, own in pairs.items()}
+    return Schema(sorted(pairs), slots, slots_of, is_confirmed)
 
 
 def slots_by_intent(corpus: Corpus, rows: Rows) -> dict[str, set[str]]:

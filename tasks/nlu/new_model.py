@@ -112,7 +112,10 @@ def _schema(config: Config, corpus: Corpus, rows: Rows) -> Schema:
     if config.labels == "training-set":
         found = label_schema.of_rows(corpus, rows)
         return replace(found, slots_of=None)
-    found = label_schema.read(config.labels)
+    if config.labels == "grammar":
+        found = label_schema.of_generator(config.domain_names)
+    else:
+        found = label_schema.read(config.labels)
     if config.canaries and found.slots_of is not None:
         raise ValueError("canaries have any slots with any intent: give --labels without slots of single intents")
     found.check_covers(corpus, rows, config.labels)
@@ -122,7 +125,7 @@ def _schema(config: Config, corpus: Corpus, rows: Rows) -> Schema:
 def _word_list(config: Config, corpus: Corpus, rows: Rows) -> list[str]:
     """Public words: those of the generator or of a file; or, on request, those of the training set."""
     if config.vocabulary == "public":
-        return generator.words()
+        return generator.words(config.domain_names)
     if config.vocabulary == "training-set":
         used = np.unique(corpus.word_ids[word_places(corpus, rows)])
         return sorted({corpus.words[number].lower() for number in used})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer, ElectraConfig, ElectraModel
 
-from tasks.nlu import label_schema, new_model, run_folder
+from tasks.nlu import dataset, generator, label_schema, new_model, run_folder
 from tasks.nlu.configuration import Config
 from tasks.nlu.corpus import Corpus, Utterance
 from tasks.nlu.labels import Labels
@@ -69,6 +70,16 @@ def test_labels_of_a_file(tmp_path) -> None:
     assert parts.labels.tags == ["O", "B-name", "I-name", "B-time", "I-time"]
     saved(parts, tmp_path / "run")
     assert run_folder.load(tmp_path / "run").labels == parts.labels
+
+
+def test_labels_of_the_grammar_are_public() -> None:
+    """They are all that the domains have, also where the training set lacks some."""
+    config = Config(**SMALL, domains="music,travel", labels="grammar")
+    parts = new_model.build(config, dataset.read(replace(config, examples=3)), np.array([0, 1]))
+    many = Corpus(generator.utterances(5000, domains=["music", "travel"]))
+    assert parts.labels == replace(Labels.of_rows(many, np.arange(len(many))), read_from_data=False)
+    assert "the label set" not in "".join(new_model.not_covered(config, parts.labels))
+    assert set(generator.words(["music", "travel"])) <= set(parts.inputs.vectors.words)
 
 
 def test_labels_of_the_training_set() -> None:
