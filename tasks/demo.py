@@ -56,9 +56,10 @@ PRIVATE = replace(
 
 def main() -> None:
     """Both jobs, then the card, a table and what it says."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    plain_folder, private_folder = Path(f"runs/plain-{stamp}"), Path(f"runs/demo-{stamp}")
     with workers() as team:
+        # That of worker 0: the others' clocks may show another second.
+        stamp = team.collective.gather(time.strftime("%Y%m%d-%H%M%S"))[0]
+        plain_folder, private_folder = Path(f"runs/plain-{stamp}"), Path(f"runs/demo-{stamp}")
         try:
             _say(team, f"{_about_the_task()}\n\n1. Without privacy, to compare with\n")
             plain = train(replace(PLAIN, keep_features=True, output=str(plain_folder)), team)

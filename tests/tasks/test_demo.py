@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from tasks import demo
 from tasks.nlu import dataset
-from tasks.nlu.splits import Split
+from tasks.nlu.dataset import Data
 from tests.helpers.jobs import metrics, tiny_encoder
+from tests.helpers.paths import ROOT
+from tests.helpers.small_demo import SMALL
+from tests.test_launchers import command, environment
 
 WORKERS = 2  # of make demo
-SMALL = {"examples": 150, "bucket_size": 32, "tensorboard": False, "threads": 1, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
-def rows() -> Split:
-    return dataset.load(demo.PRIVATE, None, seed=0).rows
+def data() -> Data:
+    return dataset.load(demo.PRIVATE, None, seed=0)
 
 
-def test_no_toy() -> None:
+def test_no_toy(data) -> None:
     """At least 5,000 utterances to train on, 7 intents and 30 slots, all of which occur."""
-    data = dataset.load(demo.PRIVATE, None, seed=0)
     said = [data.corpus[row] for row in data.rows.train]
     assert len(said) >= 5_000
     assert len({one.intent for one in said}) >= 7
     assert len({kind for one in said for kind, _, _ in one.slots()}) >= 30
 
 
-def test_the_promise(rows) -> None:
+def test_the_promise(data) -> None:
     """ε = 8 for single utterances, at a δ below one over their number, with labels that are public."""
     private = demo.PRIVATE
     assert (private.private, private.sampling, private.epsilon) == ("example", "poisson", 8.0)
-    assert private.delta * len(rows.train) < 1
-    assert WORKERS * private.batch_size / len(rows.train) == pytest.approx(0.3, abs=0.01)
+    assert private.delta * len(data.rows.train) < 1
+    assert WORKERS * private.batch_size / len(data.rows.train) == pytest.approx(0.3, abs=0.01)
     assert (private.labels, private.seed) == ("grammar", None)
 
 
@@ -47,39 +49,39 @@ def test_both_jobs_have_the_same_data_and_model() -> None:
     assert (plain["private"], plain["freeze"]) == ("off", "encoder")
 
 
-def test_in_small(tmp_path, monkeypatch, capsys) -> None:
-    encoder = tiny_encoder(tmp_path)
-    small = {**SMALL, "pretrained": encoder, "epochs": 2, "batch_size": 30}
-    monkeypatch.setattr(demo, "PRIVATE", replace(demo.PRIVATE, **small))
-    monkeypatch.setattr(demo, "PLAIN", replace(demo.PLAIN, **small))
-    monkeypatch.chdir(tmp_path)
-    demo.main()
-    said = capsys.readouterr().out
-    [plain], [private] = (list((tmp_path / "runs").glob(f"{name}-*")) for name in ("plain", "demo"))
-    without, found = (metrics(folder)[-1]["test_ser"] for folder in (plain, private))
-    [difference, errors, before, ratio] = map(
-        float,
-        re.findall(
-            r"ε = 8 costs (\S+) points of SER: (\d+) errors in 1000 intents and slots\ninstead of (\d+), (\S+) times",
-            said,
-        )[0],
+def test_in_small(tmp_path) -> None:
+    """Two Horovod workers: the sentence, the card, and what is left in the run folders."""
+    here = {**environment(), "PYTHONPATH": str(ROOT)}
+    arguments = ["-m", "tests.helpers.small_demo", tiny_encoder(tmp_path)]
+    done = subprocess.run(
+        command("horovodrun", 2, *arguments), cwd=tmp_path, env=here, capture_output=True, text=True, timeout=120
     )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    said = re.sub(r"^\[0\]<stdout>:", "", done.stdout, flags=re.MULTILINE)
+    assert "[1]<stdout>:" not in said
+    plain, private = tmp_path / "runs" / "plain-2026-0", tmp_path / "runs" / "demo-2026-0"
+    assert set((tmp_path / "runs").iterdir()) == {plain, private}
+
+    without, found = (metrics(folder)[-1]["test_ser"] for folder in (plain, private))
+    sentence = r"costs (\S+) points of SER: (\d+) errors in 1000 intents and slots\ninstead of (\d+), (\S+) times"
+    [difference, errors, before, ratio] = map(float, re.findall(sentence, said)[0])
     assert difference == pytest.approx(found - without, abs=0.051)
     assert (errors, before) == pytest.approx((10 * found, 10 * without), abs=0.51)
     assert ratio == pytest.approx(found / without, abs=0.0051)
-    assert not list((tmp_path / "runs").rglob("*.f16"))
+    assert metrics(private)[-1]["epsilon"] <= 8
+
     card = (private / "privacy_card.md").read_text(encoding="utf-8")
     assert card in said
-    assert "encoder_states" not in card
-    assert "the label set: " not in card
+    assert "encoder_states" not in card  # they are deleted
+    assert "the label set: " not in card  # it is public
+    assert not list((tmp_path / "runs").rglob("*.f16"))
     assert f'tasks.predict --run {private.relative_to(tmp_path)} --text "' in said
-    assert metrics(private)[-1]["epsilon"] <= 8
-    heard = {" ".join(one.words) for one in dataset.read(demo.PRIVATE)}
+    heard = {" ".join(one.words) for one in dataset.read(replace(demo.PRIVATE, examples=SMALL["examples"]))}
     assert not any(text in said for text in heard)
 
 
 def test_hidden_states_go_even_if_the_demo_is_stopped(tmp_path, monkeypatch) -> None:
-    small = {**SMALL, "pretrained": tiny_encoder(tmp_path), "epochs": 1, "batch_size": 30}
+    small = {**SMALL, "pretrained": tiny_encoder(tmp_path), "epochs": 1, "threads": 1}
     monkeypatch.setattr(demo, "PLAIN", replace(demo.PLAIN, **small))
     monkeypatch.setattr(demo, "PRIVATE", replace(demo.PRIVATE, **{**small, "examples": 160}))  # other data
     monkeypatch.chdir(tmp_path)
