@@ -77,15 +77,21 @@ def check_kind(config: Config, model: IntentSlotModel) -> None:
 
 def check_other_data(config: Config) -> None:
     """Refuses a private run on the data of the earlier one: its ε would say nothing of what that learned of them."""
-    before = configuration.read_file(Path(config.init_from or "", "config.yaml"))
-    own = config.given()
-    same_names = all(before.get(name) == own[name] for name in ("task", "examples", "data_seed"))
-    places = [None if one is None else Path(one).resolve() for one in (before.get("data"), config.data)]
-    if config.private != "off" and same_names and places[0] == places[1]:
+    before = Config(**configuration.read_file(Path(config.init_from or "", "config.yaml")))
+    if config.private != "off" and _has_same_data(before, config):
         raise ValueError(
             f"the run {config.init_from} was trained on these data, and ε would not cover that: begin with a run on "
             "public ones"
         )
+
+
+def _has_same_data(one: Config, other: Config) -> bool:
+    """Whether two jobs read the same place, or generate some of the same utterances."""
+    if one.task != other.task:
+        return False
+    if one.task == "generated":  # more of them begin with the same ones
+        return one.data_seed == other.data_seed and one.domain_names == other.domain_names
+    return Path(one.data or "").resolve() == Path(other.data or "").resolve()
 
 
 def with_new_heads(clc: CLC, config: Config, intents: int, tags: int, heads: HeadSettings) -> CLC:

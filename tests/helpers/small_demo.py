@@ -17,6 +17,7 @@ SMALL: dict[str, Any] = {"examples": 150, "epochs": 2, "batch_size": 15, "tensor
 def main(encoder: str) -> None:
     """All that the demo does."""
     demo.PRIVATE = replace(demo.PRIVATE, pretrained=encoder, **SMALL)
+    demo.CHOSEN |= SMALL.keys()
     demo.PLAIN = replace(demo.PLAIN, pretrained=encoder, **SMALL)
     stamp = f"2026-{os.environ.get('HOROVOD_RANK', '0')}"
     with mock.patch.object(time, "strftime", return_value=stamp):

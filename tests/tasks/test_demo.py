@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from tasks import demo
-from tasks.nlu import dataset
+from tasks.nlu import dataset, recipes
+from tasks.nlu.configuration import Config
 from tasks.nlu.dataset import Data
 from tests.helpers.jobs import metrics, tiny_encoder
 from tests.helpers.paths import ROOT
@@ -32,20 +33,24 @@ def test_no_toy(data) -> None:
     assert len({kind for one in said for kind, _, _ in one.slots()}) >= 30
 
 
+def followed(data) -> Config:
+    """The settings of the private job."""
+    return recipes.follow(demo.PRIVATE, demo.CHOSEN, len(data.rows.train), WORKERS).config
+
+
 def test_the_promise(data) -> None:
     """ε = 8 for single utterances, at a δ below one over their number, with labels that are public."""
-    private = demo.PRIVATE
+    private = followed(data)
     assert (private.private, private.sampling, private.epsilon) == ("example", "poisson", 8.0)
     assert private.delta * len(data.rows.train) < 1
-    assert WORKERS * private.batch_size / len(data.rows.train) == pytest.approx(0.3, abs=0.01)
     assert (private.labels, private.seed) == ("grammar", None)
 
 
-def test_both_jobs_have_the_same_data_and_model() -> None:
-    private, plain = demo.PRIVATE.given(), demo.PLAIN.given()
-    differing = {name for name, value in private.items() if plain[name] != value}
-    of_training = {"optimizer", "head_learning_rate", "batch_size", "epochs"}
-    assert differing == of_training | {"private", "epsilon", "delta", "sampling"}
+def test_both_jobs_have_the_same_data_and_model(data) -> None:
+    private, plain = followed(data).given(), demo.PLAIN.given()
+    groups = {item.name: item.metadata["group"] for item in fields(Config)}
+    differing = {groups[name] for name, value in private.items() if plain[name] != value}
+    assert differing == {"training", "privacy"}
     assert (plain["private"], plain["freeze"]) == ("off", "encoder")
 
 
@@ -83,6 +88,7 @@ def test_in_small(tmp_path) -> None:
 def test_hidden_states_go_even_if_the_demo_is_stopped(tmp_path, monkeypatch) -> None:
     small = {**SMALL, "pretrained": tiny_encoder(tmp_path), "epochs": 1, "threads": 1}
     monkeypatch.setattr(demo, "PLAIN", replace(demo.PLAIN, **small))
+    monkeypatch.setattr(demo, "CHOSEN", demo.CHOSEN | small.keys())
     monkeypatch.setattr(demo, "PRIVATE", replace(demo.PRIVATE, **{**small, "examples": 160}))  # other data
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="of other data"):

@@ -103,6 +103,8 @@ def test_a_private_run_on_the_same_data_is_refused(tmp_path, public) -> None:
     same = {**USUAL, "init_from": str(public["clc"]), "epochs": 1}
     with pytest.raises(ValueError, match="was trained on these data, and ε would not cover that"):
         run(tiny(tmp_path / "private", **same))
+    with pytest.raises(ValueError, match="was trained on these data"):  # the first of more are the same ones
+        run(tiny(tmp_path / "private", **same, examples=130))
     run(tiny(tmp_path / "plain", **same, private="off"))
 
 
