@@ -15,7 +15,6 @@ from torchcrf import CRF
 from models import bio_chain
 from models.bio_chain import FORBIDDEN
 from models.marginals import likelihood_and_marginals
-from models.shared_weights import SharedLinear
 
 Batch = Mapping[str, torch.Tensor]
 TRANSITIONS = ("trained", "bio")
@@ -30,8 +29,6 @@ class HeadSettings:
         zero_start: whether the linear layers begin at zero instead of at random.
         intent_weight: of the intent's loss, beside that of the tags.
         allowed: for every intent the numbers of the tags that may go with it; None if all may.
-        tag_parts: for every tag the parts that it may share with others (``models.shared_weights``); None: it shares
-            nothing.
 
     Tags are numbered as ``tasks.nlu.labels`` does it: O, then B and I of each slot.
     """
@@ -40,7 +37,6 @@ class HeadSettings:
     zero_start: bool = False
     intent_weight: float = 1.0
     allowed: Sequence[Sequence[int]] | None = None
-    tag_parts: Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         if self.transitions not in TRANSITIONS:
@@ -110,7 +106,7 @@ class IntentSlotModel(nn.Module):
         self.heads = HeadSettings(**heads) if isinstance(heads, Mapping) else heads or HeadSettings()
         self.dropout = nn.Dropout(dropout)
         self.intent = nn.Linear(width if utterance_width is None else utterance_width, intents)
-        self.slots = _slot_head(width, tags, self.heads.tag_parts)
+        self.slots = nn.Linear(width, tags)
         self.crf = CRF(tags, batch_first=True)
         if self.heads.transitions == "bio":
             bio_chain.fix_transitions(self.crf)
@@ -200,15 +196,6 @@ class IntentSlotModel(nn.Module):
         marginals = likelihood_and_marginals(self.crf, emissions, padded, mask)[1]
         lists = marginals.gather(2, padded.unsqueeze(2)).squeeze(2).tolist()
         return [row[: len(sequence)] for row, sequence in zip(lists, tags, strict=True)]
-
-
-def _slot_head(width: int, tags: int, parts: Sequence[Sequence[str]] | None) -> nn.Linear:
-    """The linear layer that scores tags."""
-    if parts is None:
-        return nn.Linear(width, tags)
-    if len(parts) != tags:
-        raise ValueError(f"tag_parts must have a list for each of {tags} tags, got {len(parts)}")
-    return SharedLinear(width, parts)
 
 
 def _forbidden(allowed: Sequence[Sequence[int]], intents: int, tags: int) -> torch.Tensor:

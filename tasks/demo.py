@@ -43,7 +43,6 @@ PLAIN = replace(
     freeze="encoder",
     transitions="bio",
     zero_heads=True,
-    share_labels=True,
     dropout=0.0,
     warmup=0.0,
     optimizer="adamw",

@@ -77,9 +77,6 @@ class Config(Settings):
     )
     transitions: str = setting("trained", "of the CRF: trained, or fixed to the BIO rules", TRANSITIONS, "model")
     zero_heads: bool = setting(False, "begin with linear heads of zeros", group="model")
-    share_labels: bool = setting(
-        False, "slots share weights where their names have parts in common: fromloc.city, toloc.city", group="model"
-    )
     dropout: float | None = setting(None, "0.4 for clc and 0.1 for bert or a frozen clc if not given", group="model")
     word_dropout: float = setting(0.0, "clc: how often a word's vector is hidden", group="model")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.shared_weights import name_parts
 from tasks.nlu.corpus import OUTSIDE, Corpus, Rows, word_places
 
 
@@ -57,17 +56,4 @@ class Labels:
         for intent in self.intents:
             tags = [number[f"{prefix}-{slot}"] for slot in sorted(set(slots[intent])) for prefix in "BI"]
             found.append([number[OUTSIDE], *tags])
-        return found
-
-    def tag_parts(self) -> list[list[str]]:
-        """The parts of each tag's name, apart for B and I: what two tags have in common they may share.
-
-        Example:
-            >>> Labels.of_slots([], ["from.city"]).tag_parts()
-            [['O'], ['B-from', 'B-city'], ['I-from', 'I-city']]
-        """
-        found = [[OUTSIDE]]
-        for tag in self.tags[1:]:
-            position, slot = tag[:1], tag[2:]
-            found.append([f"{position}-{part}" for part in name_parts(slot)])
         return found

@@ -102,7 +102,6 @@ def _labels_and_heads(config: Config, corpus: Corpus, rows: Rows) -> tuple[Label
         zero_start=config.zero_heads,
         intent_weight=config.intent_weight,
         allowed=None if schema.slots_of is None else labels.allowed_tags(schema.slots_of),
-        tag_parts=labels.tag_parts() if config.share_labels else None,
     )
     return labels, heads
 
