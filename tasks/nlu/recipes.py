@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -134,6 +134,35 @@ def _model(config: Config, chosen: Collection[str]) -> str:
             "encoder (bert), or --vectors FILE, of words (clc); or say --private example and all settings yourself"
         )
     return model
+
+
+def expectation(config: Config, workers: int) -> str | None:
+    """What error a training with micro-batches has to expect at its ε; None where that is not the question.
+
+    Args:
+        config: the settings.
+        workers: who share a step.
+    """
+    if config.private != "edp" or config.epsilon is None:
+        return None
+    frontier = _content()["frontier"]
+    rows: dict[int, list[float | None]] = frontier["micro_batches"]
+    number = workers * config.micro_batches
+    nearest_number = min(rows, key=lambda one: abs(math.log(one / number)))
+    place = _nearest_place(frontier["epsilons"], config.epsilon)
+    error = rows[nearest_number][place]
+    expected = "more than 95" if error is None else f"{error:g}"
+    return (
+        f"  note: {number} clipped gradients in a step are few for ε = {format_epsilon(config.epsilon)}. With "
+        f"{nearest_number} at ε = {frontier['epsilons'][place]:g}, a small CLC on SNIPS\n"
+        f"        has {expected} % errors (SER), with single examples {frontier['examples'][place]:g} %. "
+        "--epsilon without --private trains with these"
+    )
+
+
+def _nearest_place(values: Sequence[float], wanted: float) -> int:
+    """The place of the value that is nearest by ratio."""
+    return min(range(len(values)), key=lambda place: abs(math.log(values[place] / wanted)))
 
 
 def nearest(model: str, epsilon: float, utterances: int) -> Recipe:

@@ -146,6 +146,9 @@ def _summary(config: Config, data: Data, plan: Plan | None, workers: int) -> str
     if plan is None:
         return "\n".join(lines)
     lines += plan.lines(config.delta)
+    expected = recipes.expectation(config, workers)
+    if expected is not None:
+        lines.append(expected)
     trained = len(rows.train)
     if config.delta * trained > 1:
         share = f"1/{trained}, one over the number of utterances"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from tasks.nlu import configuration, recipes
 from tasks.nlu.configuration import Config
 from tasks.train import main
 from tests.helpers.jobs import TINY, tiny_encoder
+from tests.helpers.paths import ROOT
 from tests.helpers.training_commands import failure
 
 
@@ -123,3 +125,35 @@ def test_the_command_says_what_a_recipe_needs(tmp_path) -> None:
     said = failure(["--epsilon", "8", "--examples", "60", "--output", str(tmp_path / "run")])
     assert "--pretrained NAME_OR_FOLDER" in said
     assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------- what micro-batches can be expected to reach
+
+
+def test_the_frontier_is_that_of_the_results() -> None:
+    frontier = recipes._content()["frontier"]
+    measured = json.loads((ROOT / "benchmarks" / "results" / "tradeoff.json").read_text(encoding="utf-8"))["frontier"]
+    found = {(point["unit"], point["target"]): round(point["test_ser"], 1) for point in measured["points"]}
+    rows = {str(number // 2): row for number, row in frontier["micro_batches"].items()}
+    for unit, row in {**rows, "example": frontier["examples"]}.items():
+        for epsilon, error in zip(frontier["epsilons"], row, strict=True):
+            assert found.get((unit, epsilon)) == error
+    assert measured["delta"] == 1e-4
+    assert frontier["epsilons"] == sorted({target for _, target in found})
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "said"),
+    [
+        ({"epsilon": 8.0}, 2, "has 95.2 % errors (SER), with single examples 21.5 %"),
+        ({"epsilon": 1.0}, 1, "has more than 95 % errors"),
+        ({"epsilon": 1000.0, "micro_batches": 20}, 2, "40 clipped gradients in a step are few for ε = 1000. With 32"),
+    ],
+)
+def test_what_micro_batches_can_be_expected_to_reach(settings, workers, said) -> None:
+    assert said in recipes.expectation(Config(private="edp", **settings), workers)
+
+
+def test_nothing_is_expected_where_nothing_was_asked_for() -> None:
+    assert recipes.expectation(Config(private="example", epsilon=8.0), 2) is None
+    assert recipes.expectation(Config(private="edp", noise_multiplier=1.0), 2) is None
