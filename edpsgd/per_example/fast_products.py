@@ -47,6 +47,16 @@ def add_product_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
         some_of_total.add_(_by_onednn(some_of_left, right))
 
 
+def multiply_pairs(lefts: torch.Tensor, rights: torch.Tensor) -> torch.Tensor:
+    """The products lefts[i] @ rights[i] of all pairs of matrices."""
+    if len(lefts) == 0 or not is_for_onednn(lefts[0], rights[0]):
+        return torch.bmm(lefts, rights)
+    products = lefts.new_empty((len(lefts), lefts.shape[1], rights.shape[2]))
+    for product, left, right in zip(products, lefts, rights, strict=True):
+        product.copy_(_by_onednn(left, right))
+    return products
+
+
 def is_for_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether oneDNN multiplies two matrices as exactly as ``torch.mm``, and faster."""
     sizes = (*left.shape, right.shape[1])

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from edpsgd.per_example.fast_products import add_product_
+from edpsgd.per_example.fast_products import add_product_, multiply_pairs
 from edpsgd.per_example.layout import Rows
 from edpsgd.per_example.precision import UNDERFLOW, exact, is_out_of_range, rounding
 from edpsgd.per_example.row_products import Products, chosen_squares, cross_products, ghost_squares
@@ -82,7 +82,7 @@ class LayerGradients:
 
     def add_instantiated(self, gradients: torch.Tensor) -> None:
         """Adds a gradient for each unit, units x shape, in a tensor that nobody else needs."""
-        flat = gradients.reshape(self.count, -1).to(self.dtype)
+        flat = gradients.reshape(self.count, self.parameter.numel()).to(self.dtype)
         self._instantiated = flat if self._instantiated is None else self._instantiated.add_(flat)
 
     def instantiated(self) -> torch.Tensor:
@@ -181,15 +181,15 @@ class LayerGradients:
 
     def _instantiate(self) -> torch.Tensor:
         """The gradients of all units, units x elements; they take the place of all parts."""
-        flat = self.instantiated()
-        gradients = flat.view(self.count, self.height, self.width)
         for left, right, rows in self._dense:
-            gradients.baddbmm_(rows.blocks(exact(left)).mT, rows.blocks(exact(right)))
+            lefts, rights = rows.blocks(exact(left)), rows.blocks(exact(right))
+            self.add_instantiated(multiply_pairs(lefts.mT, rights))
+        gradients = self.instantiated()
         for numbers, right, rows in self._sparse:
             places = rows.units * self.height + numbers
             gradients.view(-1, self.width).index_add_(0, places, exact(right).to(gradients.dtype))
         self._dense, self._sparse = [], []
-        return flat
+        return gradients
 
     def _dense_squares(self, left: torch.Tensor, right: torch.Tensor, rows: Rows) -> torch.Tensor:
         """As ``row_products`` has them: by products of rows, or instantiated a few at a time."""
@@ -201,7 +201,7 @@ class LayerGradients:
         rights = torch.split(rows.blocks(exact(right)), at_once)
         found = []
         for some_lefts, some_rights in zip(lefts, rights, strict=True):
-            gradients = torch.bmm(some_lefts.mT, some_rights)
+            gradients = multiply_pairs(some_lefts.mT, some_rights)
             found.append(gradients.square().sum((1, 2)))
         squares = torch.cat(found)
         return torch.stack((squares, squares, torch.full_like(squares, UNDERFLOW * size)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from edpsgd.per_example.fast_products import multiply_pairs
 from edpsgd.per_example.layout import Rows
 from edpsgd.per_example.precision import UNDERFLOW, exact
 
@@ -19,7 +20,7 @@ class Products:
         key = (matrix.data_ptr(), matrix.shape, matrix.stride(), id(rows))
         if key not in self._made:  # the matrix is kept too: no other one gets its address
             blocks = rows.blocks(exact(matrix))
-            self._made[key] = (matrix, rows, torch.bmm(blocks, blocks.mT))
+            self._made[key] = (matrix, rows, multiply_pairs(blocks, blocks.mT))
         return self._made[key][2]
 
 
@@ -65,7 +66,7 @@ def cross_products(
     # Rows that fill up are zero.
     places = other_rows.blocks(numbers).unsqueeze(1).expand(-1, rows.most, -1)
     picked = rows.blocks(exact(left)).gather(2, places)
-    products = torch.bmm(rows.blocks(exact(right)), other_rows.blocks(exact(others)).mT)
+    products = multiply_pairs(rows.blocks(exact(right)), other_rows.blocks(exact(others)).mT)
     largest = 1.0 + picked.abs().amax((1, 2))
     lost = UNDERFLOW * rows.most * other_rows.most * right.shape[1] * largest
     return _summed(picked * products, lost)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edpsgd.per_example import UnitGradients, fast_products
-from edpsgd.per_example.fast_products import add_product_, is_for_onednn, multiply
+from edpsgd.per_example.fast_products import add_product_, is_for_onednn, multiply, multiply_pairs
 from edpsgd.per_example.ghost import LayerGradients
 from tests.edpsgd.per_example.zoo import Sequences, made
 from tests.helpers.unit_loop import Fast, check, trained
@@ -97,6 +97,21 @@ def test_products_of_random_sizes(products: list[tuple[int, int]], of_any_size: 
             torch.testing.assert_close(total, found + 1.0)
     filled = [size for size in sizes if 0 not in size]
     assert len(products) == 2 * 4 * len(filled)
+
+
+@needs_onednn
+def test_pairs_of_matrices(products: list[tuple[int, int]]) -> None:
+    """Units' products: of their rows with each other, and of turned rows with others."""
+    torch.manual_seed(0)
+    blocks, others = torch.randn(3, ROWS, INNER), torch.randn(3, ROWS, COLUMNS)
+    for lefts, rights in ((blocks, blocks.mT), (blocks.mT, others)):
+        for found, left, right in zip(multiply_pairs(lefts, rights), lefts, rights, strict=True):
+            assert_product(found, left, right)
+    assert products == [(ROWS, ROWS)] * 3 + [(INNER, COLUMNS)] * 3
+    small, none = torch.randn(4, 5, 6), torch.randn(0, ROWS, INNER)
+    assert torch.equal(multiply_pairs(small, small.mT), small @ small.mT)
+    assert multiply_pairs(none, none.mT).shape == (0, ROWS, ROWS)
+    assert len(products) == 6
 
 
 @needs_onednn
