@@ -27,9 +27,12 @@ from mia.candidates import Candidates, Run, candidates, open_run
 from mia.classifiers import CLASSIFIERS, membership
 from mia.metrics import Report, evaluate, table
 from mia.views import View, view
+from models.bert import BERT
 from tasks.common.workers import choose_device
+from tasks.nlu import encoder_states
 from tasks.nlu.configuration import TASKS, Config
 from tasks.nlu.corpus import Rows
+from tasks.nlu.encoder_states import EncoderStates
 from tasks.nlu.run_folder import Parts, load
 from tasks.nlu.splits import text_hashes
 
@@ -126,8 +129,22 @@ class Attacker:
         return View.load(file).log_probabilities
 
     def _view(self, parts: Parts, run: Run, rows: Rows) -> View:
+        states = kept_states(parts, run)
         with tqdm(total=len(rows), unit="utterance", disable=None, leave=False) as bar:
-            return view(parts, run.data.corpus, rows, self.device, bar.update)
+            return view(parts, run.data.corpus, rows, self.device, bar.update, states)
+
+
+def kept_states(parts: Parts, run: Run) -> EncoderStates | None:
+    """What a model's encoder made of a run's utterances, if that run kept or read it; a shadow has the same encoder.
+
+    Args:
+        parts: the model, of the run itself or of a shadow.
+        run: whose utterances they are.
+    """
+    folder = encoder_states.kept_by(run.folder, run.config)
+    if folder is None or not isinstance(parts.model, BERT):
+        return None
+    return encoder_states.open_kept(folder, parts.model, run.data.corpus)
 
 
 def _covered(inside: npt.NDArray[np.bool_], online: bool) -> npt.NDArray[np.bool_]:

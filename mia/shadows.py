@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from edpsgd import files
 from mia.candidates import Run
+from tasks.nlu import encoder_states
 from tasks.nlu.configuration import Config, read_file, write_file
 from tasks.nlu.corpus import OUTSIDE, Corpus, Rows
 from tasks.nlu.run_folder import has_ended
@@ -34,7 +35,7 @@ def like_target(target: Run, folder: Path, number: int) -> list[Config]:
     """Trainings as the target's, each on its own random 45 % of the target's corpus.
 
     Splits by hash: equal utterances are together, inside or outside. The labels are those of the whole corpus, so that
-    every shadow has a number for every candidate's.
+    every shadow has a number for every candidate's. A frozen encoder's states are those that the target kept or read.
 
     Args:
         target: the run under attack.
@@ -52,10 +53,20 @@ def like_target(target: Run, folder: Path, number: int) -> list[Config]:
             split_seed=FIRST_SEED + shadow,
             seed=FIRST_SEED + shadow if alone.private == "off" else None,  # that of noise is nobody's business
             labels=str(labels),
+            states_from=_states_place(target),
             output=str(folder / f"shadow-{shadow:03d}"),
         )
         for shadow in range(number)
     ]
+
+
+def _states_place(target: Run) -> str | None:
+    """Where shadows find the hidden states of the target's corpus, if they have its encoder and its utterances."""
+    config = target.config
+    place = encoder_states.kept_by(target.folder, config)
+    if place is None or config.freeze != "encoder" or config.canaries > 0:  # shadows have no canaries
+        return None
+    return str(place)
 
 
 def on_task(target: Run, folder: Path, task: str, data: str | None) -> Config:
@@ -145,7 +156,17 @@ def _alone(config: Config, workers: int) -> Config:
     """The same training in one process: what the workers did side by side, it does in turn."""
     wider = "micro_batches" if config.private == "edp" else "batch_size"
     size = {wider: getattr(config, wider) * workers}
-    return replace(config, **size, seed=None, canaries=0, tensorboard=False, checkpoint_every=0, threads=None)
+    return replace(
+        config,
+        **size,
+        seed=None,
+        canaries=0,
+        tensorboard=False,
+        checkpoint_every=0,
+        threads=None,
+        keep_features=False,
+        states_from=None,  # those of another corpus are of no use
+    )
 
 
 def _all_labels(corpus: Corpus) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ import torch
 from edpsgd import files
 from models.heads import Outputs
 from tasks.nlu.corpus import Corpus, Rows
-from tasks.nlu.example_batches import Examples, to_device
+from tasks.nlu.example_batches import Examples, States, to_device
 from tasks.nlu.run_folder import Parts
 
 VERSION = 1  # of the features; to be raised whenever they mean something else
@@ -70,6 +70,7 @@ def view(
     rows: Rows,
     device: torch.device | str = "cpu",
     shown: Callable[[int], object] | None = None,
+    states: States | None = None,
 ) -> View:
     """Asks a model about utterances of a corpus.
 
@@ -79,10 +80,12 @@ def view(
         rows: which; their labels must be among the model's.
         device: where to compute.
         shown: told the number of utterances after each batch, for a progress bar.
+        states: what the model's encoder made of the corpus, if that was kept; else the encoder runs.
     """
     device = torch.device(device)
     model = parts.model.to(device).eval()
     examples = Examples(corpus, rows, parts.inputs.table(corpus.words), parts.labels, BATCH)
+    examples.states = states
     found = View(np.empty((len(rows), 4 * TOP), np.float32), np.empty(len(rows), np.float64))
     for numbers in examples.sorted_parts(np.arange(len(rows))):
         batch = to_device(examples.batch(numbers), device)

@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -79,9 +80,8 @@ def compute(
         corpus: all utterances.
         table: its words, as the encoder reads them.
     """
-    started, layers, width = time.monotonic(), len(model.layers) or 1, model.encoder.config.hidden_size
-    size = 2 * (len(corpus.word_ids) * layers + len(corpus)) * width  # two bytes for each number
-    about = {"encoder": _encoder_digest(model), "data": _data_digest(corpus), "bytes": size}
+    started, about = time.monotonic(), _about(model, corpus)
+    size = about["bytes"]
     place = _place(config, folder, size)
     cure = "delete it" if config.states_from is None else "leave out --states-from"
     seen = team.on_first(lambda: place is not None and _is_complete(place, about, cure))
@@ -90,7 +90,7 @@ def compute(
         raise ValueError(f"{config.states_from} holds no hidden states: --keep-features keeps those of a run")
     if place is not None and not is_there:
         team.on_first(lambda: _reserve(place, size))
-    found = team.together(lambda: _opened(place, layers, width, corpus, is_writable=not is_there))
+    found = team.together(lambda: _opened(place, model, corpus, is_writable=not is_there))
     if not is_there:
         _fill(found, team, folder, model, corpus, table)
         if place is not None:
@@ -100,6 +100,31 @@ def compute(
         seconds = time.monotonic() - started
         print(f"hidden states of {len(corpus)} utterances: {size / 1e6:.0f} MB {where}, {seconds:.0f} s", flush=True)
     return found
+
+
+def kept_by(folder: Path, config: Config) -> Path | None:
+    """The run folder that holds the states of a run: that which it took them from, or its own; None if none does."""
+    holder = folder if config.states_from is None else Path(config.states_from)
+    return holder if (holder / FOLDER / _ABOUT).exists() else None
+
+
+def open_kept(folder: Path, model: BERT, corpus: Corpus) -> EncoderStates | None:
+    """The states that a run folder keeps, for reading.
+
+    Args:
+        folder: the run folder (``kept_by``).
+        model: reads them instead of running its encoder.
+        corpus: all utterances.
+
+    Returns:
+        The states; None if they are those of another encoder, of other layers or of other data.
+    """
+    place = folder / FOLDER / _STATES
+    about = _about(model, corpus)
+    if _read_about(place, "delete it") != about:
+        return None
+    _is_complete(place, about, "delete it")
+    return _opened(place, model, corpus, is_writable=False)
 
 
 def _place(config: Config, folder: Path, size: int) -> Path | None:
@@ -117,6 +142,20 @@ def delete(folder: Path) -> None:
         shutil.rmtree(folder / FOLDER)
 
 
+class _About(TypedDict):
+    """What a file of states is of, and its size."""
+
+    encoder: str
+    data: str
+    bytes: int
+
+
+def _about(model: BERT, corpus: Corpus) -> _About:
+    layers, width = len(model.layers) or 1, model.encoder.config.hidden_size
+    size = 2 * (len(corpus.word_ids) * layers + len(corpus)) * width  # two bytes for each number
+    return {"encoder": _encoder_digest(model), "data": _data_digest(corpus), "bytes": size}
+
+
 def _encoder_digest(model: BERT) -> str:
     digest = hashlib.blake2b(json.dumps(model.layers).encode(), digest_size=16)
     for name, tensor in sorted(model.encoder.state_dict().items()):
@@ -132,17 +171,24 @@ def _data_digest(corpus: Corpus) -> str:
     return digest.hexdigest()
 
 
-def _is_complete(place: Path, about: dict[str, object], cure: str) -> bool:
+def _is_complete(place: Path, about: _About, cure: str) -> bool:
     """Whether the file has all states; those of something else are an error, which says what to do."""
-    try:
-        before = files.read_json(place.with_name(_ABOUT))
-    except FileNotFoundError:
+    before = _read_about(place, cure)
+    if before is None:
         return False
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{place.parent} is damaged, {cure}: {type(error).__name__}") from None
     if before != about or place.stat().st_size != about["bytes"]:
         raise ValueError(f"{place.parent} holds hidden states of another encoder or of other data: {cure}")
     return True
+
+
+def _read_about(place: Path, cure: str) -> Any:
+    """What the file is of; None if there is no complete one."""
+    try:
+        return files.read_json(place.with_name(_ABOUT))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{place.parent} is damaged, {cure}: {type(error).__name__}") from None
 
 
 def _reserve(place: Path, size: int) -> None:
@@ -161,8 +207,9 @@ def _reserve(place: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _opened(place: Path | None, layers: int, width: int, corpus: Corpus, is_writable: bool) -> EncoderStates:
+def _opened(place: Path | None, model: BERT, corpus: Corpus, is_writable: bool) -> EncoderStates:
     """The arrays, of words first, in memory or in the file."""
+    layers, width = len(model.layers) or 1, model.encoder.config.hidden_size
     of_words, of_utterances = len(corpus.word_ids) * layers, len(corpus)
     shape = (of_words + of_utterances, width)
     whole: npt.NDArray[np.float16]

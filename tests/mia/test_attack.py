@@ -14,11 +14,12 @@ from mia.attack import ATTACKS, Attacker, main
 from mia.candidates import candidates, open_run
 from mia.classifiers import CLASSIFIERS, membership
 from mia.metrics import evaluate
+from models.bert import BERT
 from tasks.nlu.corpus import Corpus, Utterance
 from tasks.nlu.dataset import Data, read
 from tasks.nlu.labels import Labels
 from tasks.nlu.splits import Split, forms
-from tests.helpers.jobs import run, tiny
+from tests.helpers.jobs import run, tiny, tiny_encoder
 
 LABELS = Labels.of_slots(["call", "stop"], ["name"])
 
@@ -194,6 +195,44 @@ def test_a_shadow_that_was_interrupted_goes_on(target, tmp_path, monkeypatch) ->
     (folder / "metrics.jsonl").write_text(lines)
     shadows.train_all([config])
     assert len(commands) == 1
+
+
+def test_kept_states_are_read_instead_of_the_encoder(tmp_path, monkeypatch) -> None:
+    """By the target and its shadows, in training and under attack: scores are those of the encoder itself."""
+    heads = {"model": "bert", "freeze": "encoder", "private": "off", "head_learning_rate": 0.05}
+    heads |= {"pretrained": tiny_encoder(tmp_path / "encoder"), "dropout": 0.0}
+    run(tiny(tmp_path / "first", **heads, keep_features=True))
+    run(tiny(tmp_path / "target", **heads, states_from=str(tmp_path / "first")))
+    attacked = open_run(tmp_path / "target")
+    monkeypatch.setattr(shadows, "_train", lambda config, threads: run(config))
+    with monkeypatch.context() as patch:
+        patch.setattr(BERT, "states", None)  # whoever ran the encoder would fail
+        attacker = Attacker(attacked, tmp_path / "kept")
+        found = attacker.loss(), attacker.with_shadows("lira", 5)
+        trained = open_run(tmp_path / "kept" / "shadow-000").config
+        assert (trained.states_from, trained.keep_features) == (str(tmp_path / "first"), False)
+    attacker = Attacker(replace(attacked, config=replace(attacked.config, states_from=None)), tmp_path / "kept")
+    for file in (tmp_path / "kept").glob("*/view-*.npz"):
+        file.unlink()
+    expected = attacker.loss(), attacker.with_shadows("lira", 5)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found[1], expected[1], rtol=5e-2, atol=5e-2)
+    assert np.ptp(expected[0]) > 0.1
+
+
+@pytest.mark.parametrize("change", [{"canaries": 5}, {"freeze": "none"}])
+def test_shadows_without_use_for_the_kept_states(tmp_path, change) -> None:
+    """Those of other utterances or of another encoder."""
+    heads = {"model": "bert", "freeze": "encoder", "private": "off", "pretrained": tiny_encoder(tmp_path / "encoder")}
+    run(tiny(tmp_path / "target", **heads, epochs=1, keep_features=True))
+    attacked = open_run(tmp_path / "target")
+    [config] = shadows.like_target(attacked, tmp_path, 1)
+    assert config.states_from == str(tmp_path / "target")
+    attacked = replace(attacked, config=replace(attacked.config, **change))
+    [config] = shadows.like_target(attacked, tmp_path, 1)
+    assert (config.states_from, config.keep_features) == (None, False)
+    attacked = replace(attacked, config=replace(attacked.config, states_from=str(tmp_path / "target")))
+    assert shadows.on_task(attacked, tmp_path, "snips", "somewhere").states_from is None
 
 
 class Ended:

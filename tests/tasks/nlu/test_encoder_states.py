@@ -190,6 +190,25 @@ def test_another_run_begins_with_states_that_were_kept(tmp_path, encoder, monkey
     assert not (tmp_path / "again" / FOLDER).exists()
 
 
+def test_kept_states_are_opened_for_their_encoder_and_data_alone(tmp_path, encoder, corpus) -> None:
+    config = settings(tmp_path / "run", encoder, **IN_FILE)
+    folder = tmp_path / "run"
+    parts = parts_of(config, corpus)
+    assert encoder_states.kept_by(folder, config) is None
+    expected = states_of(config, parts, corpus, folder)
+    assert encoder_states.kept_by(folder, config) == folder
+    assert encoder_states.kept_by(tmp_path, settings(tmp_path, encoder, states_from=str(folder))) == folder
+    found = encoder_states.open_kept(folder, parts.model, corpus)
+    assert np.array_equal(found.words, expected.words)
+    assert np.array_equal(found.utterances, expected.utterances)
+    with pytest.raises(ValueError, match="read-only"):
+        found.words[:] = 0.0
+    assert encoder_states.open_kept(folder, parts.model, Corpus(generator.utterances(150, seed=5))) is None
+    with torch.no_grad():
+        next(parts.model.encoder.parameters()).view(-1)[0] += 1e-3
+    assert encoder_states.open_kept(folder, parts.model, corpus) is None
+
+
 def test_states_of_another_run_that_do_not_fit_are_refused(tmp_path, encoder, corpus) -> None:
     config = settings(tmp_path / "run", encoder, states_from=str(tmp_path / "other"))
     parts = parts_of(config, corpus)
