@@ -6,8 +6,8 @@ Table 1 is the published algorithm as printed: its noise, scales by the raw norm
 micro-batches, here in one process instead of on eight GPUs, which gives the same sums. The noise is the largest of the
 paper's grid whose error rate on validation data is at most 5 % above that of plain training. ε is what the paper's
 formula makes of the printed multiplier, and what it is for the noise that was really added. The frontier is calibrated
-noise: error rate against ε for units from one per worker to one per example, with the recipe of benchmarks.recipes and
-equal epochs.
+noise: error rate against ε for units from one per worker to one per example, all layers of a small CLC being trained,
+with equal settings and epochs.
 
 Trainings run side by side with one thread each. One that is in the file of figures is not run again, and one that was
 interrupted begins again.
@@ -25,8 +25,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from benchmarks import recipes
-from benchmarks.harness import results, trainings
+from benchmarks.harness import frontier_settings, results, trainings
 from benchmarks.harness.grid_search import MICRO_BATCHES, Setting, epsilons, explore, without_search
 from benchmarks.harness.noise_search import DELTA
 from benchmarks.harness.published import CHANGES
@@ -128,7 +127,7 @@ class Trainer:
     def frontier(self, model: str, task: str, unit: str, epsilon: float | None) -> PointPiece:
         """A point of the frontier; without ε, plain training."""
         name = f"frontier-{task}-{model}-" + ("plain" if epsilon is None else f"{unit}-{epsilon:g}")
-        settings = recipes.settings(model, task, epsilon)
+        settings = frontier_settings.settings(model, task, epsilon)
         place: PlaceOnFrontier = {
             "model": model,
             "task": task,

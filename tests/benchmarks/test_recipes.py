@@ -1,4 +1,4 @@
-"""The recipes fit the frontier, and a command that is killed and started again ends with the same tables."""
+"""A command that is killed and started again ends with the same tables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from benchmarks import recipes
 from benchmarks.harness import results
-from benchmarks.harness.tradeoff_rows import UNITS
-from benchmarks.tradeoff import REDUCED
 from tests.helpers.paths import ROOT
 from tests.test_launchers import environment
 
@@ -60,12 +55,3 @@ def test_the_tables_are_the_same(tmp_path) -> None:
     assert figures(parts) == figures(whole)
     assert 7.9 < figures(parts)[0]["spent"] <= 8
     assert page(parts) == page(whole)
-
-
-@pytest.mark.parametrize(("model", "task"), [*recipes.RECIPES, *REDUCED.pairs])
-def test_recipes(model, task) -> None:
-    """All units of the frontier divide the batch, and plain training differs in nothing but privacy."""
-    private, plain = recipes.settings(model, task, 8.0), recipes.settings(model, task, None)
-    assert all(private["batch_size"] % (number or 1) == 0 for number in UNITS.values())
-    assert (private["private"], private["sampling"], private["epsilon"]) == ("example", "poisson", 8.0)
-    assert {**private, **plain} == {**private, "private": "off"}

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import recipes, tradeoff
-from benchmarks.harness import results, trainings
+from benchmarks import tradeoff
+from benchmarks.harness import frontier_settings, results, trainings
 from benchmarks.harness.grid_search import (
     Setting,
     without_search,
@@ -37,8 +37,16 @@ def test_trainings_are_accepted(pair) -> None:
     for setting in without_search(*pair).values():
         config = parsed(setting.flags())
         assert (config.private == "off") == (setting.kind == "plain")
-    for epsilon in (*recipes.EPSILONS, 1e6) if pair in {**recipes.RECIPES, **recipes.REDUCED} else ():
-        assert parsed(recipes.settings(*pair, epsilon)).epsilon == epsilon
+
+
+@pytest.mark.parametrize(("model", "task"), frontier_settings.CHOSEN)
+def test_settings_of_the_frontier(model, task) -> None:
+    """All units divide the batch, and plain training differs in nothing but privacy."""
+    private, plain = (frontier_settings.settings(model, task, epsilon) for epsilon in (8.0, None))
+    assert parsed(private).epsilon == 8.0
+    assert all(private["batch_size"] % (number or 1) == 0 for number in UNITS.values())
+    assert (private["private"], private["sampling"]) == ("example", "poisson")
+    assert {**private, **plain} == {**private, "private": "off"}
 
 
 def test_the_frontier_has_units_of_every_size(tmp_path, monkeypatch) -> None:
