@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness import results
 from benchmarks.report import readme_tables
-from benchmarks.report.blocks import Block, Found, Table
+from benchmarks.report.blocks import Block, Found, Table, Text, command
 
 HERE = Path(__file__).parent
 WHAT = {  # by their results: what commands measure
@@ -16,7 +16,8 @@ WHAT = {  # by their results: what commands measure
     "workers",
     "step_time": "single steps by length and batch, and where their time goes",
     "tradeoff": "the paper's Table 1 with its attack; error rate against ε by units",
-    "recipes": "error rates at ε = 1, 3 and 8 with single-example units",
+    "recipes": "error rates by recipe at ε = 1, 3 and 8, what each part of the recipe is for, and units of clipping",
+    "lira": "membership inference with 64 shadows on trainings of recipes",
     "audits": "lower bounds of μ and ε against what multipliers claim",
     "utility": "error rates of plain training, and the largest noise that leaves them within 5 %",
     "membership": "attacks on the trainings of utility, and on a model that knows its data by heart",
@@ -42,14 +43,19 @@ def commands(_: Found) -> Iterator[Block]:
         "",
         list(WHAT),
         {
-            "command": lambda name: f"`{results.load(name)['command']}`",
+            "command": lambda name: f"`{command(name, known(name) or {})}`",
             "what it measures": lambda name: WHAT[name],
-            "minutes of work, two cores": lambda name: lasted(name, results.load(name)),
+            "minutes of work, two cores": lambda name: lasted(name, known(name)),
         },
     )
 
 
-def lasted(name: str, found: results.Found) -> str:
+def known(name: str) -> results.Found | None:
+    """The results of a benchmark; None if it was not run yet."""
+    return results.load(name) if (results.RESULTS / f"{name}.json").exists() else None
+
+
+def lasted(name: str, found: results.Found | None) -> str:
     """The minutes of a benchmark; where they were not written down, those of what it timed.
 
     Example:
@@ -58,6 +64,8 @@ def lasted(name: str, found: results.Found) -> str:
         >>> lasted("tradeoff", {"minutes": 11.7, "is_complete": False})
         '12 so far, not complete'
     """
+    if found is None:
+        return "not measured yet"
     if found.get("minutes"):
         rest = "" if found.get("is_complete", True) else " so far, not complete"
         return f"{max(1, round(found['minutes']))}{rest}"
@@ -88,10 +96,18 @@ def updated(path: Path) -> str:
     for name, show in TABLES[path].items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, _, rest = text.partition(begin)
-        found = results.load(SOURCES.get(name, name))
-        table = "\n\n".join("\n".join(block.markdown()) for block in show(found))
+        table = "\n\n".join("\n".join(block.markdown()) for block in _blocks(SOURCES.get(name, name), show))
         text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
     return text
+
+
+def _blocks(name: str, show: Callable[[Any], Iterator[Block]]) -> Iterator[Block]:
+    """What is shown of the results of a benchmark, or that they are not there."""
+    found = known(name)
+    if found is None:
+        yield Text(f"Not measured yet: `{command(name, {})}` measures it.")
+    else:
+        yield from show(found)
 
 
 if __name__ == "__main__":

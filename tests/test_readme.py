@@ -9,7 +9,9 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
@@ -17,6 +19,7 @@ from scipy.stats import norm
 import edpsgd
 from benchmarks import bench
 from benchmarks.harness.published import ERROR_RATES
+from benchmarks.harness.recipe_jobs import EPSILONS, ROWS
 from benchmarks.harness.results import RESULTS, load
 from benchmarks.readme import TABLES, WHAT, updated
 from benchmarks.report import render
@@ -32,6 +35,13 @@ from tests.helpers.paths import ROOT
 from tests.test_launchers import command, environment
 
 README, OF_ATTACKS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "mia/README.md"))
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Results of a benchmark that was run."""
+    if not (RESULTS / f"{name}.json").exists():
+        pytest.skip(f"benchmarks.{name} was not run yet, as the READMEs say")
+    return load(name)
 
 
 def test_the_tables_are_those_of_the_results() -> None:
@@ -50,15 +60,17 @@ def test_everything_in_small() -> None:
 
 
 def test_every_measurement_is_listed() -> None:
-    """In the table of commands, and with a section in the report."""
-    measured = {path.stem for path in RESULTS.glob("*.json")}
-    assert measured == WHAT.keys() == {section.source for section in render.SECTIONS}
+    """In the table of commands, and with a section in the report; it is said of what was not run yet."""
+    there = {path.stem for path in RESULTS.glob("*.json")}
+    assert there <= WHAT.keys() == {section.source for section in render.SECTIONS}
+    listed = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    assert listed.count("| not measured yet |") == len(WHAT.keys() - there)
 
 
 @pytest.mark.parametrize("name", WHAT)
 def test_every_measurement_says_how_it_was_made(name) -> None:
     """By which command, and on which machine; figures of another one are no less complete."""
-    results = load(name)
+    results = measured(name)
     assert results["command"].startswith(f"python -m benchmarks.{name}") or results["command"] == f"make {name}"
     assert results["machine"]["processor"]
     assert results["machine"]["cores"] > 0
@@ -126,35 +138,48 @@ def test_where_to_set_the_dial() -> None:
 
 
 def test_what_single_examples_buy() -> None:
-    """Error rates rise as ε falls, and at ε = 8 the encoder on SNIPS is far better than heads on frozen features.
-
-    These reached a SER of 55 and an intent error of 4.3 %.
-    """
-    results = load("recipes")
+    """Error rates rise as ε falls, every training spent less than it was given, and took less than two minutes."""
+    results = measured("recipes")
     assert results["is_complete"]
-    rows = {(row["model"], row["task"], row["epsilon"]): row for row in results["rows"]}
-    for model, task in {(model, task) for model, task, _ in rows}:
-        sers = [rows[model, task, epsilon]["test_ser"] for epsilon in (1.0, 3.0, 8.0, None)]
+    rows = {(row["name"], row["epsilon"]): row for row in results["rows"]}
+    assert rows.keys() == set(itertools.product(ROWS, EPSILONS))
+    for name in ROWS:
+        sers = [np.mean([run["test_ser"] for run in rows[name, epsilon]["runs"]]) for epsilon in EPSILONS]
         assert sers == sorted(sers, reverse=True)
-    trained = rows["bert", "snips", 8.0]
-    assert trained["test_ser"] < 55 / 2
-    assert 100 - trained["test_intent_accuracy"] < 4.3
+    for (_, epsilon), row in rows.items():
+        assert len(row["runs"]) == 3
+        for run in row["runs"]:
+            assert run["seconds"] < 120
+            assert (run["spent"] is None) if epsilon is None else (0.98 * epsilon < run["spent"] <= epsilon)
+
+
+def test_what_lira_learns_of_small_epsilon() -> None:
+    """No more than (ε, δ) allows: at a false positive rate of 1 %, a true one of e^ε times that, and δ."""
+    results = measured("lira")
+    assert results["is_complete"]
+    assert [row["epsilon"] for row in results["rows"]] == [1.0, 8.0, None]
+    for row in results["rows"]:
+        assert row["shadows"] == 64
+        if row["spent"] is not None:
+            assert row["tpr_at_1_percent"]["low"] <= 0.01 * math.exp(row["spent"]) + results["delta"]
 
 
 def test_the_report_is_that_of_the_results() -> None:
     """Its text, and what is drawn; how it is drawn depends on the machine's fonts."""
-    built = render.build(render.collect(RESULTS))
+    results = render.collect(RESULTS)
+    built = render.build(results)
     assert (RESULTS / "report.md").read_text(encoding="utf-8") == render.markdown(built)
     page = (RESULTS / "report.html").read_text(encoding="utf-8")
     again, drawn, digest = render.html(built), re.compile(r"<svg .*?</svg>", re.DOTALL), r'<svg [^>]*data-drawn="(\w+)"'
     assert drawn.sub("", page) == drawn.sub("", again)
     assert re.findall(digest, page) == re.findall(digest, again)
-    assert len(set(re.findall(digest, page))) == len(drawn.findall(page)) >= 10
+    assert len(set(re.findall(digest, page))) == len(drawn.findall(page)) >= (10 if "recipes" in results else 8)
 
 
 @pytest.mark.parametrize("name", WHAT)
 def test_every_page_is_that_of_its_results(name) -> None:
-    assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == render.page(name, load(name))
+    found = measured(name)
+    assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == render.page(name, found)
 
 
 def test_the_figures_of_the_accountant() -> None:

@@ -32,7 +32,14 @@ _LOCKS: dict[str, threading.Lock] = {}  # a folder is for one thread at a time; 
 NAMED = {str(ENCODER): "MiniLM"}  # what figures call it, instead of where it is on a machine
 
 
-def parse(name: str, description: str | None, only: str, arguments: Sequence[str] | None, **more: Any) -> Namespace:
+def parse(
+    name: str,
+    description: str | None,
+    only: str,
+    arguments: Sequence[str] | None,
+    runs: str | None = None,
+    **more: Any,
+) -> Namespace:
     """The flags of a benchmark of trainings.
 
     Args:
@@ -40,12 +47,13 @@ def parse(name: str, description: str | None, only: str, arguments: Sequence[str
         description: of it.
         only: the names that --only chooses from.
         arguments: of the command line.
+        runs: the benchmark whose run folders it shares.
         more: further flags that take a whole number, with their defaults.
     """
     parser = results.reducible(name, description)
     results.add_choice(parser, only)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of the corpora")
-    parser.add_argument("--runs", type=Path, default=Path("runs") / name, metavar="DIR", help="where runs go")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / (runs or name), metavar="DIR", help="where runs go")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="trainings at a time")
     for flag, value in more.items():
         parser.add_argument(f"--{flag}", type=int, default=value, metavar="N")

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from benchmarks.harness.rows.audits import AuditRow, Audits
 from benchmarks.harness.rows.epoch_time import CostModel, EpochRow, EpochTime, TimedEpoch
-from benchmarks.harness.rows.recipes import Recipes
+from benchmarks.harness.rows.recipes import FrontierOfHeads, Recipes
 from benchmarks.harness.rows.tradeoff import Frontier, TableRow, Tradeoff
 from benchmarks.report.drawing import (
     COLOURS,
@@ -43,7 +43,7 @@ STEEP = ("linear:0.9", "exponential:0.5")  # the largest τ of Dupuy et al. 2021
 # -------------------------------------------------------------------- the plots
 
 
-def frontier(about: Frontier) -> list[Panel]:
+def frontier(about: Frontier | FrontierOfHeads) -> list[Panel]:
     """SER against ε, one line for each unit."""
     if not about["points"]:
         return []
@@ -239,22 +239,27 @@ def measured_ratios(about: CostModel) -> list[tuple[int, float]]:
 
 
 def recipes(found: Recipes) -> list[Panel]:
-    """SER at small ε, a panel for each model."""
+    """Mean SER at small ε, a line for each model and corpus."""
     budgets = sorted({row["epsilon"] for row in found["rows"] if row["epsilon"] is not None})
     places = {budget: place for place, budget in enumerate([*budgets, None])}
-    tasks = list(dict.fromkeys(row["task"] for row in found["rows"]))
+    titles = list(dict.fromkeys(row["title"] for row in found["rows"]))
+    if not titles:
+        return []
 
-    def draw(axes: Axes, model: str) -> None:
-        for number, task in enumerate(tasks):
-            same = [row for row in found["rows"] if (row["model"], row["task"]) == (model, task)]
-            if same:
-                draw_line(axes, sorted((places[row["epsilon"]], row["test_ser"]) for row in same), number, shown(task))
+    def draw(axes: Axes) -> None:
+        for number, title in enumerate(titles):
+            points = []
+            for row in found["rows"]:
+                if row["title"] == title:
+                    sers = [run["test_ser"] for run in row["runs"]]
+                    points.append((places[row["epsilon"]], sum(sers) / len(sers)))
+            draw_line(axes, sorted(points), number, title)
         axes.set_xticks(range(len(places)), [*(f"{budget:g}" for budget in budgets), "none"])
         axes.set_ylim(bottom=0)
-        label_axes(axes, f"ε at δ = {found['delta']:g}", "semantic error rate, %", shown(model))
+        label_axes(axes, f"ε at δ = {found['delta']:g}", "semantic error rate, %")
 
-    models = dict.fromkeys(row["model"] for row in found["rows"])
-    return [Panel(f"Semantic error rate at small epsilon, {shown(m)}", partial(draw, model=m), PANEL) for m in models]
+    size = WHOLE[0], WHOLE[1] + 20 * len(titles)
+    return [Panel("Semantic error rate at small epsilon", draw, size)]
 
 
 def _ratio(axes: Axes, one: TimedEpoch, height: int, number: int) -> None:

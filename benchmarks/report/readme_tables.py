@@ -25,7 +25,6 @@ from benchmarks.report.plots import unit_name
 from benchmarks.report.sections.utility import PlainRow, plain_rows
 
 WORD_TABLES = {"clc": "CLC, frozen word-piece vectors", "bert": "BERT, the weights of MiniLM"}
-PRETRAINED = {"clc": "CLC", "bert": "BERT (MiniLM)"}
 
 # ---------------------------------------------------------------- time
 
@@ -131,30 +130,40 @@ def _power(target: float) -> str:
 class RecipeLine(NamedTuple):
     """A model and a corpus, by ε."""
 
-    model: str
-    task: str
+    title: str
     rows: Mapping[float | None, RecipeRow]
 
 
 def recipes(found: Recipes) -> Iterator[Block]:
-    """Error rates by ε."""
-    places: dict[tuple[str, str], dict[float | None, RecipeRow]] = {}
+    """Mean error rates by ε."""
+    titles: dict[str, dict[float | None, RecipeRow]] = {}
     for row in found["rows"]:
-        places.setdefault((row["model"], row["task"]), {})[row["epsilon"]] = row
+        titles.setdefault(row["title"], {})[row["epsilon"]] = row
     budgets = sorted({row["epsilon"] for row in found["rows"]}, key=lambda budget: budget or math.inf)
-    columns: dict[str, Callable[[RecipeLine], str]] = {
-        f"SER (intent error) in %, δ = {found['delta']:g}": lambda line: f"{PRETRAINED[line.model]}, {shown(line.task)}"
-    }
+    columns: dict[str, Callable[[RecipeLine], str]] = {f"SER in %, δ = {found['delta']:g}": lambda line: line.title}
     columns |= {f"ε = {budget:g}" if budget else "no privacy": _errors_at(budget) for budget in budgets}
-    yield Table("", [RecipeLine(*place, rows) for place, rows in places.items()], columns)
+    yield Table("", [RecipeLine(*line) for line in titles.items()], columns)
 
 
 def _errors_at(budget: float | None) -> Callable[[RecipeLine], str]:
     def show(line: RecipeLine) -> str:
         row = line.rows.get(budget)
-        return "–" if row is None else f"{row['test_ser']:.1f} ({100 - row['test_intent_accuracy']:.1f})"
+        return "–" if row is None else with_spread([run["test_ser"] for run in row["runs"]])
 
     return show
+
+
+def with_spread(values: Sequence[float]) -> str:
+    """The mean, and half the distance between the lowest and the highest.
+
+    Example:
+        >>> with_spread([20.0, 21.0, 20.2]), with_spread([7.5])
+        ('20.4 ± 0.5', '7.5')
+    """
+    middle = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{middle:.1f}"
+    return f"{middle:.1f} ± {(max(values) - min(values)) / 2:.1f}"
 
 
 class ModelErrors(NamedTuple):

@@ -7,8 +7,9 @@ from functools import partial
 
 import pytest
 
-from benchmarks import epoch_time, recipes, step_time, tradeoff
-from benchmarks.harness.results import load
+from benchmarks import epoch_time, lira, recipes, step_time, tradeoff
+from benchmarks.harness.recipe_jobs import Extent
+from benchmarks.harness.results import RESULTS, load
 
 ROUNDS = 12  # of each row of step times, as the command of the file says
 
@@ -27,12 +28,15 @@ def of_steps(pieces: dict) -> dict:
     ("name", "figures", "tables"),
     [
         ("tradeoff", partial(tradeoff.figures, extent=tradeoff.Extent(), seeds=1), ("table", "frontier")),
-        ("recipes", recipes.figures, ("rows", "tried")),
+        ("recipes", partial(recipes.figures, extent=Extent()), ("rows", "changes", "frontier")),
+        ("lira", partial(lira.figures, extent=Extent(), shadows=lira.SHADOWS), ("rows",)),
         ("epoch_time", of_epochs, ("rows", "memory", "cost_model")),
         ("step_time", of_steps, ("rows",)),
     ],
 )
 def test_tables_follow_from_the_pieces(name, figures, tables) -> None:
+    if not (RESULTS / f"{name}.json").exists():
+        pytest.skip(f"benchmarks.{name} was not run yet")
     found = load(name)
     again = figures(found["pieces"])
     assert found["is_complete"] == again["is_complete"]

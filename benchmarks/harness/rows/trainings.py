@@ -17,10 +17,16 @@ class Flags(TypedDict, total=False):
     split: str
     split_seed: int
     data_seed: int
+    labels: str
     model: str
     vectors: str
     pretrained: str
+    init_from: str
     freeze: str
+    features: str
+    window: int
+    transitions: str
+    zero_heads: bool
     dimension: int
     hidden: int
     layers: int
@@ -31,6 +37,9 @@ class Flags(TypedDict, total=False):
     learning_rate: float
     head_learning_rate: float
     warmup: float
+    schedule: str
+    optimizer: str
+    momentum: float
     precision: str
     seed: int
     private: str
@@ -43,6 +52,8 @@ class Flags(TypedDict, total=False):
     clip_norm: float
     layer_scaling: str
     tensorboard: bool
+    keep_features: bool
+    states_from: str
 
 
 class Metrics(TypedDict, total=False):

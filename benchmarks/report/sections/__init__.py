@@ -16,6 +16,7 @@ SECTIONS = (
     Section("Error rates on the real corpora", "utility", utility.utility),
     Section("Audits", "audits", audits.audits),
     Section("Membership", "membership", attacks.membership),
+    Section("Membership at small ε", "lira", attacks.lira),
     Section("Memorised phrases", "memorization", attacks.memorization),
     Section("The rank of a canary", "exposure", attacks.exposure),
     Section("The features of an attack", "attack_cost", attacks.attack_cost),

@@ -8,11 +8,12 @@ from typing import NamedTuple
 from benchmarks.harness.published import ATTACK_AUCS
 from benchmarks.harness.rows.attack_cost import AttackCost, AttackCostRow
 from benchmarks.harness.rows.exposure import CanaryRank, Exposure
+from benchmarks.harness.rows.lira import Lira, LiraPiece
 from benchmarks.harness.rows.membership import AttackedRun, AttackReport, Membership
 from benchmarks.harness.rows.memorization import Memorization, MemorizationRow
 from benchmarks.harness.settings import OVERFITTED, RANK_SECONDS, SHADOWS
 from benchmarks.report.blocks import Block, Table, Text, epsilon, interval, number, place
-from benchmarks.report.conditions import SECRET
+from benchmarks.report.conditions import ONE_PASS, SECRET, SECRET_HERE
 from benchmarks.report.drawing import shown
 from mia.secret_sharer import SUFFIXES
 
@@ -82,6 +83,27 @@ def _is_private(one: AttackedRun) -> bool:
 def _published_auc(one: AttackedRun) -> str:
     """The paper attacked plain training, too; its private rows are in Table 1."""
     return "–" if _is_private(one) else number(ATTACK_AUCS[one["model"], one["task"]] / 100, 3)
+
+
+def lira(found: Lira) -> Iterator[Block]:
+    """Whether small ε are seen by an attacker with many shadows."""
+    not_complete = "" if found["is_complete"] else " Not complete: attacks are missing, or are on an older recipe."
+    shadows = ", ".join(str(number) for number in dict.fromkeys(row["shadows"] for row in found["rows"]))
+    yield Table[LiraPiece](
+        f"LiRA with {shadows} shadow models on {found['title']}, at δ = {found['delta']:g}; ε is for adding or "
+        f"removing one utterance, {SECRET_HERE}, and {ONE_PASS}. Brackets are 95 % intervals for these targets and "
+        f"shadows. As many members as held-out utterances, near duplicates of each other left out.{not_complete}",
+        found["rows"],
+        {
+            "trained with": lambda row: "no privacy" if row["epsilon"] is None else f"ε = {row['epsilon']:g}",
+            "ε": lambda row: epsilon(row["spent"]),
+            "AUC": lambda row: interval(row["auc"]),
+            "TPR at 1 % FPR": lambda row: interval(row["tpr_at_1_percent"]),
+            "members": lambda row: str(row["members"]),
+            "others": lambda row: str(row["non_members"]),
+            "SER": lambda row: number(row["test_ser"]),
+        },
+    )
 
 
 # ---------------------------------------------------------------- memorised phrases

@@ -127,29 +127,55 @@ def tradeoff() -> dict[str, Any]:
     return {**about, **ABOUT, "table": rows, "frontier": frontier}
 
 
+TITLES = {"snips": "BERT (MiniLM), SNIPS", "atis": "BERT (MiniLM), ATIS, with schema", "clc-snips": "CLC, SNIPS"}
+
+
+def _repetitions(ser: float, spent: float | None, number: int = 3) -> list[dict[str, Any]]:
+    one = {"spent": spent, "test_intent_accuracy": 93.75, "test_slot_f1": 88.25, "validation_ser": 9.875}
+    one |= {"clip_fraction": None if spent is None else 0.625, "seconds": 71.5, "minutes": 71.5 / 60}
+    return [{**one, "test_ser": ser + shift} for shift in (0.0, -0.25, 0.5)[:number]]
+
+
 def recipes() -> dict[str, Any]:
+    settings = {"model": "bert", "freeze": "encoder", "zero_heads": True, "learning_rate": 0.5, "batch_size": 1024}
     rows = [
         {
-            "model": model,
-            "task": task,
+            "name": name,
+            "title": title,
             "epsilon": epsilon,
-            "test_ser": 4.25 + extra + (3 if model == "clc" else 0) + len(task),
-            "test_intent_accuracy": 93.75,
-            "test_slot_f1": 88.25,
-            "validation_ser": 9.875,
-            "recipe": {
-                "learning_rate": 0.003,
-                "batch_size": 512,
-                "epochs": 20,
-                "clip_norm": 0.1,
-                "freeze": "embeddings",
-            },
+            "utterances": 6548,
+            "recipe": settings,
+            "runs": _repetitions(4.25 + extra + len(name), epsilon),
         }
-        for model in ("clc", "bert")
-        for task in ("atis", "snips", "nlu-eval")
-        for epsilon, extra in ((1, 20.0), (3, 12.0), (8, 8.0), (None, 0.0))
+        for name, title in TITLES.items()
+        for epsilon, extra in ((1.0, 20.0), (3.0, 12.0), (8.0, 8.0), (None, 0.0))
     ]
-    return {"command": "python -m benchmarks.recipes", **ABOUT, "delta": 1e-4, "seed": 3, "rows": rows}
+    changes = [
+        {"text": text, "epsilon": 8.0, "recipe": settings, "runs": _repetitions(ser, 8.0, 1)}
+        for text, ser in (("the recipe as it is", 17.0), ("without neighbours", 19.375))
+    ]
+    points = [
+        {"unit": unit, "target": target, "epsilon": 0.75 * target, "test_ser": worst / target**0.1, "recipe": settings}
+        | {"test_intent_accuracy": 92.5, "test_slot_f1": 84.5}
+        for unit, worst in (("4", 60.0), ("example", 21.125))
+        for target in (1.0, 100.0)
+    ]
+    frontier = {"model": "bert", "task": "snips", "delta": 1e-4, "batch": 1024, "epochs": 16, "rates": [1.0, 0.13]}
+    frontier |= {"plain": {"test_ser": 9.25}, "points": points}
+    tuning = {"test_ser": 22.625, "minutes": 31.5, "tuning": {"task": "nlu-eval", "model": "bert", "epochs": 6}}
+    features = [{"task": "snips", "encoder": "MiniLM", "computed": 14484, "seconds": 187.0, "minutes": 3.1}]
+    found = {"rows": rows, "changes": changes, "frontier": frontier, "tuning": tuning, "features": features}
+    return {"command": "python -m benchmarks.recipes", **ABOUT, "delta": 1e-4, "is_complete": True, **found}
+
+
+def lira() -> dict[str, Any]:
+    auc = {"value": 0.5125, "low": 0.4875, "high": 0.5375}
+    few = {"value": 0.0125, "low": 0.0, "high": 0.0375}
+    row = {"auc": auc, "balanced_accuracy": auc, "tpr_at_1_percent": few, "shadows": 64, "near_duplicates": 11}
+    row |= {"members": 5120, "non_members": 5210, "test_ser": 17.875}
+    rows = [{**row, "epsilon": 8.0, "spent": 7.875}, {**row, "epsilon": None, "spent": None}]
+    about = {"command": "python -m benchmarks.lira", "delta": 1e-4, "title": TITLES["snips"], "is_complete": True}
+    return {**about, **ABOUT, "rows": rows}
 
 
 def audits() -> dict[str, Any]:
@@ -246,7 +272,7 @@ def bench() -> dict[str, Any]:
 
 RESULTS = {
     made.__name__: made
-    for made in (epoch_time, step_time, tradeoff, recipes, utility, audits, membership, memorization, exposure,
+    for made in (epoch_time, step_time, tradeoff, recipes, utility, audits, membership, lira, memorization, exposure,
                  attack_cost, accounting, data_loading, bench)
 }  # fmt: skip
 
