@@ -36,7 +36,7 @@ UTTERANCES = {"snips": 6548, "atis": 2655, "nlu-eval": 4955, "generated": 80}
 _ARCHITECTURE = ("model", "freeze", "features", "window", "transitions", "zero_heads", "dropout")
 _OF_RECIPES = (
     *_ARCHITECTURE, "private", "sampling", "clip_norm", "optimizer", "momentum", "learning_rate",
-    "head_learning_rate", "schedule", "warmup", "batch_size", "micro_batches", "epochs",
+    "head_learning_rate", "intent_weight", "schedule", "warmup", "batch_size", "micro_batches", "epochs",
 )  # fmt: skip
 
 

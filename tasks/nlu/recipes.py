@@ -78,13 +78,14 @@ class Choice:
         return "\n".join(lines)
 
 
-def chosen_beside(flags: argparse.Namespace) -> Collection[str] | None:
-    """The settings that a command line names beside a recipe; None if it wants none.
+def is_wanted(chosen: Collection[str]) -> bool:
+    """Whether settings ask for an ε, and nothing is said of how to reach it."""
+    return "epsilon" in chosen and not {"private", "noise_multiplier"} & set(chosen)
 
-    It wants one if an ε is asked for, and nothing is said of how to reach it. A run that goes on has settings already.
-    """
-    is_wanted = "epsilon" in flags.given and not {"private", "noise_multiplier"} & flags.given
-    return flags.given if is_wanted and flags.resume is None else None
+
+def chosen_beside(flags: argparse.Namespace) -> Collection[str] | None:
+    """The settings that a command line names beside a recipe; None if it wants none, or goes on with a run."""
+    return flags.given if is_wanted(flags.given) and flags.resume is None else None
 
 
 def by_recipe(config: Config, chosen: Collection[str], utterances: int, team: Workers) -> Config:

@@ -36,6 +36,7 @@ class Flags(TypedDict, total=False):
     micro_batches: int
     learning_rate: float
     head_learning_rate: float
+    intent_weight: float
     warmup: float
     schedule: str
     optimizer: str
