@@ -56,7 +56,17 @@ def recipes(found: Recipes) -> Iterator[Block]:
             "repetitions": lambda row: str(len(row["runs"])),
         },
     )
-    yield Table[RecipeRow](
+    yield _settings(found)
+    yield _changes(found, condition)
+    if found["frontier"] is not None:
+        yield from _frontier(found["frontier"], condition)
+    yield _features(found)
+    if found["tuning"] is not None:
+        yield _of_tuning(found["tuning"])
+
+
+def _settings(found: Recipes) -> Block:
+    return Table[RecipeRow](
         "The settings that they followed, as flags of `python -m tasks.train`.",
         found["rows"],
         {
@@ -65,7 +75,11 @@ def recipes(found: Recipes) -> Iterator[Block]:
             "settings": lambda row: _as_flags(row["recipe"]),
         },
     )
-    yield Table[ChangedRecipe](
+
+
+def _changes(found: Recipes, condition: str) -> Block:
+    """What each part of a recipe gives."""
+    return Table[ChangedRecipe](
         f"What each part of the recipe is for: one part at a time is another, or something is added, all others are "
         f"equal. SER on test data, at ε and δ = {found['delta']:g} as in the first table, for adding or removing one "
         f"utterance, {condition}. The last layer alone and trained transitions of the CRF change the number of "
@@ -79,9 +93,10 @@ def recipes(found: Recipes) -> Iterator[Block]:
             "repetitions": lambda row: str(len(row["runs"])),
         },
     )
-    if found["frontier"] is not None:
-        yield from _frontier(found["frontier"], condition)
-    yield Table[FeaturesPiece](
+
+
+def _features(found: Recipes) -> Block:
+    return Table[FeaturesPiece](
         "Hidden states that are computed once, one utterance at a time with one thread, and read by all trainings of "
         "an encoder and a corpus.",
         found["features"],
@@ -92,8 +107,6 @@ def recipes(found: Recipes) -> Iterator[Block]:
             "seconds": lambda row: number(row["seconds"], 0),
         },
     )
-    if found["tuning"] is not None:
-        yield _of_tuning(found["tuning"])
 
 
 def _with_budget(row: RecipeRow) -> str:
